@@ -1,0 +1,35 @@
+# make demo and make test are all a new machine needs; both create .venv with every package.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check format bench docs clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev]"
+	touch $@
+
+demo: $(VENV)/.ready  ## train four Bayesian methods on the Boston housing table and draw the results
+	$(BIN)/eigenoise demo --out demo
+
+test: check  ## lint, types and the whole test suite: what CI runs
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.ready  ## lint, format and types only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready  ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.ready  ## time a step of every method as a ratio to SGD
+	$(BIN)/python benchmarks/step_cost.py
+
+docs: $(VENV)/.ready  ## check that the pages in docs/ name only things that exist
+	$(BIN)/python -m pytest tests/test_docs.py
+
+clean:
+	rm -rf $(VENV) demo build dist

@@ -1,0 +1,173 @@
+"""Bayes by Backprop: a factorised Gaussian posterior by gradients through the samples (Blundell et al. 2015)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
+from torch.nn import functional
+
+from eigenoise import checks
+from eigenoise.layers import BareParameter, MatrixLayer
+from eigenoise.likelihoods import Likelihood
+from eigenoise.swap import Slot
+from eigenoise.treatment import Treatment
+from eigenoise.variational import VariationalOptimizer
+
+
+class RhoSlot(Slot):
+    """A slot with its spread σ = softplus(ρ), elementwise."""
+
+    def __init__(self, layer: MatrixLayer | BareParameter, init_std: float, noisy: bool):
+        super().__init__(layer)
+        self.noisy = noisy
+        self.rho = self.empty().fill_(math.log(math.expm1(init_std)))
+
+    @property
+    def std(self) -> Tensor:
+        """σ."""
+        return functional.softplus(self.rho)
+
+
+class BayesByBackprop(VariationalOptimizer):
+    """Fits N(μ, diag(σ²)) by Adam on (μ, ρ), the same calling convention as the natural-gradient methods.
+
+    The gradient by μ is that of the sampled weights, the gradient by σ that times the noise; both get the KL term's own.
+    It needs no Fisher.
+
+    Args:
+        model: any ``nn.Module``.
+        num_data: N.
+        likelihood: what the model's output means.
+        lr: Adam's step size, for μ and ρ alike.
+        kl_weight: λ.
+        prior_var: η.
+        betas: Adam's decay rates.
+        eps: Adam's.
+        init_std: σ at the start.
+        samples, antithetic, others, overrides, batch_dim, generator: as for ``VariationalOptimizer``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_data: int,
+        likelihood: Likelihood,
+        lr: float = 0.01,
+        kl_weight: float = 1.0,
+        prior_var: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        init_std: float = 0.05,
+        samples: int = 1,
+        antithetic: bool = False,
+        others: str = "diagonal",
+        overrides: Mapping[str, str] | None = None,
+        batch_dim: int = 0,
+        generator: torch.Generator | None = None,
+    ):
+        self.init_std = checks.number("init_std", init_std, open_low=True)
+        betas = tuple(checks.number(f"betas[{i}]", beta, high=0.999999) for i, beta in enumerate(betas))  # type: ignore[assignment]
+        hyper = {"lr": lr, "kl_weight": kl_weight, "prior_var": prior_var, "betas": betas, "eps": eps}
+        super().__init__(
+            model,
+            num_data=num_data,
+            likelihood=likelihood,
+            hyper=hyper,
+            samples=samples,
+            antithetic=antithetic,
+            others=others,
+            overrides=overrides,
+            batch_dim=batch_dim,
+            generator=generator,
+        )
+        self.slots: list[RhoSlot]
+        self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps)
+        self._before: list[tuple[Tensor | None, Tensor | None]] = []
+
+    def _make_slot(self, treatment: Treatment) -> RhoSlot:
+        return RhoSlot(treatment.layer, self.init_std, treatment.noisy)
+
+    def _group_params(self) -> list[Tensor]:
+        return [*self.swap.params, *(slot.rho for slot in self.slots if slot.noisy)]  # type: ignore[attr-defined]
+
+    def _draw(self, generator: torch.Generator) -> None:
+        for slot in self.slots:
+            if slot.noisy:
+                mean = slot.mean
+                noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=generator.device)
+                torch.addcmul(mean, slot.std, noise.to(mean.device), out=slot.sample)
+            else:
+                slot.sample.copy_(slot.mean)
+
+    def _begin_block(self) -> None:
+        """Note the gradients so far: only this block's own belong to this block's noise."""
+        self._before = [(p.grad, None if p.grad is None else p.grad.clone()) for p in self.swap.params]
+
+    def _end_block(self, trained: bool) -> None:
+        """Add gradient × noise of this block to the gradient by σ, kept in ``rho.grad``."""
+        if not trained:
+            return
+        before = iter(self._before)
+        with torch.no_grad():
+            for slot in self.slots:
+                gradient = slot.empty()
+                for view, param in zip(slot.layer.views(gradient), slot.layer.params, strict=True):
+                    same, value = next(before)
+                    if param.grad is not None:
+                        view.copy_(param.grad - value if param.grad is same else param.grad)
+                if slot.noisy:
+                    own = gradient * (slot.sample - slot.mean) / slot.std
+                    slot.rho.grad = own if slot.rho.grad is None else slot.rho.grad + own
+
+    def _apply(self) -> None:
+        group = self.param_groups[0]
+        weight, prior_var = group["kl_weight"] / group["num_data"], group["prior_var"]
+        for slot in self.slots:
+            for view, param in zip(slot.layer.views(slot.mean), slot.layer.params, strict=True):
+                if param.grad is not None:
+                    param.grad.div_(self.samples).add_(view, alpha=weight / prior_var)
+            if slot.noisy and slot.rho.grad is not None:
+                std = slot.std
+                by_std = slot.rho.grad / self.samples + weight * (std / prior_var - 1 / std)
+                slot.rho.grad = by_std * torch.sigmoid(slot.rho)  # dσ/dρ
+        self._adam.param_groups[0].update({k: group[k] for k in ("lr", "betas", "eps")})
+        self._adam.step()
+        self.swap.read()
+
+    def _distribution(self, slot: Slot) -> Distribution:
+        assert isinstance(slot, RhoSlot)
+        dims = len(slot.layer.shape) if isinstance(slot.layer, BareParameter) else 2
+        return Independent(Normal(slot.mean.clone(), slot.std), dims)
+
+    def _slot_kl(self, slot: Slot) -> Tensor:
+        """Σ ½·[(σ² + μ²)/η − 1 + log(η/σ²)]."""
+        assert isinstance(slot, RhoSlot)
+        prior_var = self.param_groups[0]["prior_var"]
+        std = slot.std
+        each = 0.5 * ((std.square() + slot.mean.square()) / prior_var - 1 + math.log(prior_var) - 2 * std.log())
+        return each.sum() if slot.layer.stack is None else each.flatten(1).sum(-1)
+
+    def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
+        assert isinstance(slot, RhoSlot)
+        return {"rho": slot.rho}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a bit-exact resume needs, Adam's moments included."""
+        state = super().state_dict()
+        state["eigenoise"]["adam"] = self._adam.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave."""
+        super().load_state_dict(state_dict)
+        self._adam.load_state_dict(state_dict["eigenoise"]["adam"])
+
+    def _describe(self, slot: Slot) -> str:
+        assert isinstance(slot, RhoSlot)
+        return "factorised Gaussian" if slot.noisy else "point estimate"

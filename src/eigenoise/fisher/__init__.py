@@ -1,0 +1,8 @@
+"""Fisher structures: each is a preconditioner and a posterior at once."""
+
+from eigenoise.fisher.base import Fisher
+from eigenoise.fisher.diagonal import Diagonal
+from eigenoise.fisher.eigen import Eigen
+from eigenoise.fisher.kronecker import Kronecker
+
+__all__ = ["Diagonal", "Eigen", "Fisher", "Kronecker"]

@@ -1,0 +1,93 @@
+"""The eigenvalue-corrected Fisher: the EMVG posterior, noisy EK-FAC."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from eigenoise import linalg
+from eigenoise.averages import PendingMean, pending_totals
+from eigenoise.distributions import EigenMatrixNormal
+from eigenoise.fisher.base import FLOOR, Fisher
+from eigenoise.fisher.factors import KroneckerFactors
+from eigenoise.fisher.moments import squared_gradients
+
+
+class Eigen(Fisher):
+    """F ≈ (Q_S⊗Q_A)·diag(R)·(Q_S⊗Q_A)ᵀ (eq. 7).
+
+    R is the mean of squared per-example gradients in the current basis (eq. 6). When the basis changes, R is carried
+    over as the diagonal of the same matrix in the new basis.
+    """
+
+    def __init__(self, shape: tuple[int, ...], **options):
+        super().__init__(shape, **options)
+        self.factors = KroneckerFactors(self.shape, self.init, self.options)
+        self.R = torch.full(self.shape, self.init, **self.options)
+        self._R = PendingMean()
+
+    def update(
+        self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True
+    ) -> None:
+        """Take in one forward pass for A and S, and for R in the current basis (eq. 12)."""
+        a, g, terms = a.to(self.R.dtype), g.to(self.R.dtype), terms or a.shape[-3]
+        if factors:
+            self.factors.update(a, g, terms)
+        if scale:
+            self._R.add(squared_gradients(a, g, self.factors.q_out, self.factors.q_in), terms)
+
+    def commit(self, ema_factors: float, ema_scale: float) -> None:
+        """Blend the pending means into A and S with rate β̃ and into R with rate ω̃ (eq. 12)."""
+        self.factors.commit(ema_factors)
+        if self._R.blend_into(self.R, ema_scale):
+            self._cache.clear()
+
+    def refresh(self) -> bool:
+        """New eigenbasis (eq. 5); R → (P_S∘P_S)·R·(P_A∘P_A)ᵀ with P the change of basis."""
+        old_out, old_in = self.factors.q_out.clone(), self.factors.q_in.clone()
+        if not self.factors.decompose():
+            return False
+        p_out, p_in = self.factors.q_out.mT @ old_out, self.factors.q_in.mT @ old_in
+        self.R.copy_(p_out.square() @ self.R @ p_in.square().mT)
+        self._cache.clear()
+        return True
+
+    def reinitialise(self) -> None:
+        """R ← Λ_S⊗Λ_A, the K-FAC eigenvalues in the current basis: one step of K-FAC, as in the paper's section 6.1."""
+        q_out, q_in = self.factors.q_out, self.factors.q_in
+        values_out = (q_out * (self.factors.S @ q_out)).sum(-2)
+        values_in = (q_in * (self.factors.A @ q_in)).sum(-2)
+        self.R.copy_(linalg.outer(values_out.clamp_min(0.0), values_in.clamp_min(0.0)))
+        self._cache.clear()
+
+    def pending(self) -> list[Tensor]:
+        """The pending sums of A, S and R."""
+        return [*self.factors.pending(), *pending_totals(self._R)]
+
+    def discard(self) -> None:
+        """Forget the pending sums."""
+        self.factors.discard()
+        self._R.clear()
+
+    def rotate(self, V: Tensor) -> Tensor:
+        """Q_SᵀVQ_A."""
+        return self.factors.rotate(V)
+
+    def unrotate(self, V: Tensor) -> Tensor:
+        """Q_SVQ_Aᵀ."""
+        return self.factors.unrotate(V)
+
+    def spectrum(self, damping: float) -> Tensor:
+        """R + γ (eq. 14)."""
+        return (self.R + damping).clamp_min(FLOOR)
+
+    def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
+        """The EMVG with variance scale/(R + γ) in the basis (eqs 13, 14)."""
+        variance = scale * self._inverse(damping)
+        return EigenMatrixNormal(loc, self.factors.q_out.clone(), self.factors.q_in.clone(), variance)
+
+    def state(self) -> dict[str, Tensor]:
+        """A, S, the basis and R."""
+        factors = self.factors
+        return {"A": factors.A, "S": factors.S, "q_in": factors.q_in, "q_out": factors.q_out, "R": self.R}

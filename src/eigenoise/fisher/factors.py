@@ -1,0 +1,62 @@
+"""The Kronecker factors A and S of one layer and their eigenbasis, shared by noisy K-FAC and noisy EK-FAC."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eigenoise import linalg
+from eigenoise.averages import PendingMean, pending_totals
+from eigenoise.fisher.moments import gram
+
+
+class KroneckerFactors:
+    """Moving averages A = E[aaᵀ] ``(..., n, n)`` and S = E[gg ᵀ] ``(..., p, p)`` with F ≈ S⊗A (eq. 2).
+
+    With t shared positions A is the mean over examples and positions and S the sum over positions, averaged over
+    likelihood terms, which is K-FAC's convolution with spatially uncorrelated derivatives.
+    """
+
+    def __init__(self, shape: tuple[int, ...], init: float, options: dict):
+        *lead, p, n = shape
+        side = init**0.5  # so that S⊗A starts as init·I
+        self.S, self.A = (side * torch.eye(k, **options).repeat(*lead, 1, 1) for k in (p, n))
+        self.q_out, self.q_in = (torch.eye(k, **options).repeat(*lead, 1, 1) for k in (p, n))
+        self.values_out, self.values_in = (torch.full((*lead, k), side, **options) for k in (p, n))
+        self._S, self._A = PendingMean(), PendingMean()
+
+    def update(self, a: Tensor, g: Tensor, terms: int) -> None:
+        """Take in ``a (..., b, t, n)`` and ``g (..., [v,] b, t, p)``."""
+        self._A.add(gram(a), a.shape[-3] * a.shape[-2])
+        self._S.add(gram(g if g.ndim == a.ndim else g.flatten(-4, -3)), terms)
+
+    def commit(self, ema: float) -> None:
+        """Blend the pending means into A and S with rate β̃ (eq. 12)."""
+        self._A.blend_into(self.A, ema)
+        self._S.blend_into(self.S, ema)
+
+    def pending(self) -> list[Tensor]:
+        """The pending sums."""
+        return pending_totals(self._A, self._S)
+
+    def discard(self) -> None:
+        """Forget the pending sums."""
+        self._A.clear()
+        self._S.clear()
+
+    def decompose(self) -> bool:
+        """Renew the eigenbasis and eigenvalues (eq. 5); False, with all as it was, if either side fails."""
+        out, into = linalg.eigh_psd(self.S), linalg.eigh_psd(self.A)
+        if out is None or into is None:
+            return False
+        for own, new in zip((self.values_out, self.q_out, self.values_in, self.q_in), (*out, *into), strict=True):
+            own.copy_(new)
+        return True
+
+    def rotate(self, V: Tensor) -> Tensor:
+        """Q_SᵀVQ_A."""
+        return linalg.rotate(self.q_out, V, self.q_in)
+
+    def unrotate(self, V: Tensor) -> Tensor:
+        """Q_SVQ_Aᵀ."""
+        return linalg.unrotate(self.q_out, V, self.q_in)

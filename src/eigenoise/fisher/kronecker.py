@@ -1,0 +1,93 @@
+"""The Kronecker-factored Fisher: a matrix Gaussian posterior (MVG), noisy K-FAC."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from eigenoise import checks, linalg
+from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
+from eigenoise.fisher.base import FLOOR, Fisher
+from eigenoise.fisher.factors import KroneckerFactors
+
+DAMPINGS = ("exact", "factored")
+
+
+class Kronecker(Fisher):
+    """F ≈ S⊗A (eq. 2).
+
+    Args:
+        shape: ``(..., p, n)``.
+        damping_form: ``"exact"`` adds γ to each product of eigenvalues (eq. 11, first line; the posterior is then
+            eigenvalue-corrected); ``"factored"`` splits √γ between the factors with π (second line; the posterior is a
+            matrix normal, and most directions get more precision than γ would give them).
+        **options: as for ``Fisher``.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options):
+        super().__init__(shape, **options)
+        self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
+        self.factors = KroneckerFactors(self.shape, self.init, self.options)
+
+    def update(
+        self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True
+    ) -> None:
+        """Take in one forward pass for A and S (eq. 12)."""
+        if factors:
+            dtype = self.factors.A.dtype
+            self.factors.update(a.to(dtype), g.to(dtype), terms or a.shape[-3])
+
+    def commit(self, ema_factors: float, ema_scale: float) -> None:
+        """Blend the pending factors; the basis and eigenvalues stay until ``refresh``."""
+        self.factors.commit(ema_factors)
+
+    def refresh(self) -> bool:
+        """Eigendecompositions of A and S (eq. 5)."""
+        self._cache.clear()
+        return self.factors.decompose()
+
+    def pending(self) -> list[Tensor]:
+        """The pending sums of A and S."""
+        return self.factors.pending()
+
+    def discard(self) -> None:
+        """Forget the pending sums."""
+        self.factors.discard()
+
+    def rotate(self, V: Tensor) -> Tensor:
+        """Q_SᵀVQ_A."""
+        return self.factors.rotate(V)
+
+    def unrotate(self, V: Tensor) -> Tensor:
+        """Q_SVQ_Aᵀ."""
+        return self.factors.unrotate(V)
+
+    def spectrum(self, damping: float) -> Tensor:
+        """Λ_S⊗Λ_A + γ, or (Λ_S + √γ/π)⊗(Λ_A + π√γ) (eq. 11)."""
+        if self.damping_form == "exact":
+            return (linalg.outer(self.factors.values_out, self.factors.values_in) + damping).clamp_min(FLOOR)
+        return linalg.outer(*self._factored_values(damping)).clamp_min(FLOOR)
+
+    def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
+        """An eigenvalue-corrected matrix normal with exact damping, a matrix normal with factored damping (eq. 11)."""
+        if self.damping_form == "exact":
+            variance = scale * self._inverse(damping)
+            return EigenMatrixNormal(loc, self.factors.q_out.clone(), self.factors.q_in.clone(), variance)
+        out, into = (values.clamp_min(FLOOR**0.5).reciprocal() for values in self._factored_values(damping))
+        return MatrixNormal(loc, scale * _assemble(self.factors.q_out, out), _assemble(self.factors.q_in, into))
+
+    def _factored_values(self, damping: float) -> tuple[Tensor, Tensor]:
+        pi = linalg.pi_split(self.factors.values_out, self.factors.values_in).unsqueeze(-1)
+        return self.factors.values_out + damping**0.5 / pi, self.factors.values_in + damping**0.5 * pi
+
+    def state(self) -> dict[str, Tensor]:
+        """A, S and their decompositions."""
+        names = ("A", "S", "q_in", "q_out", "values_in", "values_out")
+        return {name: getattr(self.factors, name) for name in names}
+
+
+def _assemble(q: Tensor, values: Tensor) -> Tensor:
+    """Q·diag(values)·Qᵀ, symmetric to the last bit."""
+    matrix = (q * values.unsqueeze(-2)) @ q.mT
+    return torch.lerp(matrix, matrix.mT, 0.5)

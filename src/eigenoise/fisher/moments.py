@@ -1,0 +1,60 @@
+"""Second moments of per-example gradients, the raw material of every Fisher structure (eqs 2, 6, 12).
+
+An example's gradient is the sum over its t shared positions (a convolution's places, a sequence's tokens) of the outer
+products g·aᵀ; it is summed before it is squared.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 24  # numbers in the largest temporary: 64 MB in float32
+
+
+def gram(x: Tensor) -> Tensor:
+    """Σ x·xᵀ over examples and positions: ``(..., b, t, n)`` gives ``(..., n, n)``."""
+    rows = x.flatten(-3, -2)
+    return rows.mT @ rows
+
+
+def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: Tensor | None = None) -> Tensor:
+    """Σ over examples of (q_outᵀ G q_in)² elementwise, with G = Σₜ g·aᵀ one example's gradient (eq. 6).
+
+    Activations and gradients are rotated first or gradients formed first, whichever costs less, and examples are
+    taken in chunks so that memory stays bounded.
+
+    Args:
+        a: ``(..., b, t, n)``.
+        g: ``(..., b, t, p)`` or ``(..., v, b, t, p)``; the v vectors count as further examples.
+        q_out: ``(..., p, p)``, or None for the identity.
+        q_in: ``(..., n, n)``, or None for the identity.
+
+    Returns:
+        ``(..., p, n)``.
+    """
+    if g.ndim == a.ndim:
+        g = g.unsqueeze(-4)
+    b, t, n = a.shape[-3:]
+    v, p = g.shape[-4], g.shape[-1]
+    rotated = q_out is not None and q_in is not None
+    rotate_first = t == 1 or t * (n * n + p * p) <= p * n * (p + n)
+    if rotated and rotate_first:
+        a = _times(a, q_in)
+        g = _times(g.flatten(-4, -3), q_out).unflatten(-3, (v, b))
+    if t == 1:
+        return g.squeeze(-2).square().sum(-3).mT @ a.squeeze(-2).square()
+    lead = a.shape[:-3].numel()
+    size = max(1, CHUNK // (lead * v * p * n))
+    total = torch.zeros(*a.shape[:-3], p, n, dtype=a.dtype, device=a.device)
+    for a_part, g_part in zip(a.split(size, -3), g.split(size, -3), strict=True):
+        gradients = (g_part.mT @ a_part.unsqueeze(-4)).flatten(-4, -3)  # (..., v·b, p, n)
+        if rotated and not rotate_first:
+            gradients = q_out.unsqueeze(-3).mT @ _times(gradients, q_in)
+        total += gradients.square_().sum(-3)
+    return total
+
+
+def _times(x: Tensor, q: Tensor) -> Tensor:
+    """``x (..., b, t, n) @ q (..., n, m)`` as one product for each leading index."""
+    return (x.flatten(-3, -2) @ q).unflatten(-2, x.shape[-3:-1])

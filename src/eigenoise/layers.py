@@ -1,0 +1,189 @@
+"""How a layer is a matrix ``(..., p, n)``: the sole owner of the bias column and of shared positions.
+
+Each class maps between a module's parameters and one matrix whose last column is the bias, and brings inputs and output
+gradients into the canonical form ``a (..., b, t, n)`` and ``g (..., b, t, p)``, t being positions that share weights.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eigenoise.models import StackedLinear
+
+
+class MatrixLayer(ABC):
+    """A module's trainable weight, with its bias as last column if that trains too.
+
+    Attributes:
+        name: the module's name in the model.
+        params: the parameters that make up the matrix, weight first.
+        shape: ``(..., p, n)``, bias column included.
+        stack: the number of models if the leading axis counts models, else None.
+    """
+
+    stack: int | None = None
+
+    def __init__(self, name: str, module: nn.Module):
+        self.name = name
+        self.module = module
+        bias = module.bias
+        self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
+        self.params: list[nn.Parameter] = [module.weight, bias] if self.has_bias else [module.weight]  # type: ignore[list-item]
+        self.param_names = [f"{name}.{part}".lstrip(".") for part in ("weight", "bias")[: len(self.params)]]
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Shape ``(..., p, n)`` of the matrix."""
+
+    @abstractmethod
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """Parts of ``matrix`` in the shapes of ``params``, sharing its memory."""
+
+    @abstractmethod
+    def activations(self, x: Tensor) -> Tensor:
+        """The module's input as ``(..., b, t, n)``, a column of ones appended if there is a bias."""
+
+    @abstractmethod
+    def gradients(self, g: Tensor) -> Tensor:
+        """A gradient by the module's output as ``(..., b, t, p)``."""
+
+    def _with_ones(self, a: Tensor) -> Tensor:
+        return functional.pad(a, (0, 1), value=1.0) if self.has_bias else a
+
+    def _split(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        return (matrix[..., :-1], matrix[..., -1]) if self.has_bias else (matrix, None)
+
+
+class LinearLayer(MatrixLayer):
+    """``nn.Linear`` with any leading dimensions: the batch axis counts examples, all others are shared positions."""
+
+    batch_dim = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(p, n)``."""
+        p, n = self.params[0].shape
+        return p, n + self.has_bias
+
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """Weight ``(p, n)`` and bias ``(p,)``."""
+        return [part for part in self._split(matrix) if part is not None]
+
+    def activations(self, x: Tensor) -> Tensor:
+        """``(b, ..., n)`` as ``(b, t, n)``."""
+        return self._with_ones(self._examples_first(x))
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """``(b, ..., p)`` as ``(b, t, p)``."""
+        return self._examples_first(g)
+
+    def _examples_first(self, x: Tensor) -> Tensor:
+        if x.ndim == 1:
+            x = x.unsqueeze(0)
+        if x.ndim > 2:
+            return x.movedim(self.batch_dim, 0).flatten(1, -2)
+        return x.unsqueeze(1)
+
+
+class StackedLinearLayer(LinearLayer):
+    """``StackedLinear``: the leading axis counts models."""
+
+    def __init__(self, name: str, module: StackedLinear):
+        super().__init__(name, module)
+        self.stack = module.stack
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(s, p, n)``."""
+        s, p, n = self.params[0].shape
+        return s, p, n + self.has_bias
+
+    def _examples_first(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            x = x.expand(self.params[0].shape[0], *x.shape)
+        return x.unsqueeze(2)
+
+
+class ConvLayer(MatrixLayer):
+    """``nn.Conv1d`` and ``nn.Conv2d``: positions are the output's places, groups a leading dimension."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(p, c·taps)``, or ``(groups, p, c·taps)`` with p and c counted in one group."""
+        p, *rest = self.params[0].shape
+        n = torch.Size(rest).numel() + self.has_bias
+        groups = self.module.groups
+        return (p, n) if groups == 1 else (groups, p // groups, n)
+
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """Weight ``(p, c, taps...)`` and bias ``(p,)``."""
+        weight, bias = self._split(matrix)
+        weight = weight.unflatten(-1, self.params[0].shape[1:])
+        if self.module.groups > 1:
+            weight = weight.flatten(0, 1)
+            bias = None if bias is None else bias.flatten()
+        return [weight] if bias is None else [weight, bias]
+
+    def activations(self, x: Tensor) -> Tensor:
+        """Patches ``(b, t, n)``, or ``(groups, b, t, n)``."""
+        conv = self.module
+        spatial = len(conv.kernel_size)
+        x = x if x.ndim == spatial + 2 else x.unsqueeze(0)
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        x = functional.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+        kernel, dilation, stride = conv.kernel_size, conv.dilation, conv.stride
+        if spatial == 1:
+            x, kernel, dilation, stride = x.unsqueeze(2), (1, *kernel), (1, *dilation), (1, *stride)
+        patches = functional.unfold(x, kernel, dilation=dilation, stride=stride)  # (b, channels·taps, t)
+        return self._with_ones(self._groups_first(patches))
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """``(b, p, places...)`` as ``(b, t, p)``, or ``(groups, b, t, p)``."""
+        g = g if g.ndim == len(self.module.kernel_size) + 2 else g.unsqueeze(0)
+        return self._groups_first(g.flatten(2))
+
+    def _groups_first(self, x: Tensor) -> Tensor:
+        groups = self.module.groups
+        if groups == 1:
+            return x.mT
+        return x.unflatten(1, (groups, -1)).movedim(1, 0).mT
+
+
+class BareParameter:
+    """A parameter that is no layer's matrix: it gets the diagonal structure in its own shape."""
+
+    stack = None
+
+    def __init__(self, name: str, param: nn.Parameter):
+        self.name = name
+        self.params = [param]
+        self.param_names = [name]
+        self.shape = tuple(param.shape)
+
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """The array itself."""
+        return [matrix]
+
+
+def as_matrix_layer(name: str, module: nn.Module) -> MatrixLayer | None:
+    """The matrix that ``module`` is, or None if it is none we know.
+
+    A subclass that computes something else in its ``forward`` is none, nor is a module whose weight is frozen, computed
+    by a parametrisation, or used without calling the module.
+    """
+    kind = type(module)
+    if not (isinstance(module._parameters.get("weight"), nn.Parameter) and module.weight.requires_grad):
+        return None
+    if kind.forward is nn.Linear.forward:
+        return LinearLayer(name, module)
+    if kind.forward is StackedLinear.forward and isinstance(module, StackedLinear):
+        return StackedLinearLayer(name, module)
+    for conv in (nn.Conv1d, nn.Conv2d):
+        if kind.forward is conv.forward and kind._conv_forward is conv._conv_forward:
+            return ConvLayer(name, module)
+    return None

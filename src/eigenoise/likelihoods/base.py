@@ -1,0 +1,128 @@
+"""What every likelihood is: the link between a network's output ``f`` and a target ``y``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from eigenoise import checks
+
+Observer = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def along_axes(root: Tensor) -> Tensor:
+    """The vectors ``root_i·e_i`` of a diagonal Fisher with square root ``root (..., d)``: ``(d, ..., d)``."""
+    d = root.shape[-1]
+    eye = torch.eye(d, dtype=root.dtype, device=root.device)
+    return root * eye.reshape(d, *(1,) * (root.ndim - 1), d)
+
+
+class Likelihood(ABC):
+    """p(y | f) for outputs ``f`` whose last axis holds one target's parameters.
+
+    Every index before the last axis is one likelihood term, and ``num_data`` counts terms. With ``stack=s`` the outputs
+    are those of s models at once, ``(..., s, b, ·)``, each with a likelihood of its own.
+
+    Args:
+        stack: the number of models that share one forward pass, or None for an ordinary model.
+    """
+
+    def __init__(self, stack: int | None = None):
+        self.stack = None if stack is None else checks.integer("stack", stack)
+        self._observer: Observer | None = None
+
+    # What a subclass says.
+
+    @abstractmethod
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Raise ValueError or TypeError unless ``y`` can be a target for the output ``f``."""
+
+    @abstractmethod
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """log p(y | f) for each term, shape ``f.shape[:-1]``; the mean over q where the likelihood has a posterior."""
+
+    @abstractmethod
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Targets drawn from the model's own predictive, for the sampled Fisher."""
+
+    @abstractmethod
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """∂ log p(y | f)/∂f, shape of ``f``."""
+
+    @abstractmethod
+    def fisher_vectors(self, f: Tensor) -> Tensor:
+        """Vectors u ``(v, *f.shape)`` with Σᵥ u·uᵀ the Fisher of f exactly, for each term."""
+
+    @abstractmethod
+    def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> Distribution:
+        """The mixture over weight samples whose outputs are ``f`` ``(k, ..., b, ·)``."""
+
+    # What a likelihood with a posterior of its own replaces.
+
+    def kl(self) -> Tensor:
+        """KL from the likelihood's own posterior to its prior; 0 if it has none."""
+        return torch.zeros(() if self.stack is None else (self.stack,))
+
+    def observe(self, f: Tensor, y: Tensor) -> None:
+        """See one training batch; used by likelihoods that learn."""
+
+    def update(self, num_data: int) -> None:
+        """Learn from what was observed since the last call."""
+
+    def discard(self) -> None:
+        """Forget what was observed since the last ``update``."""
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments, as JSON knows them."""
+        return {"stack": self.stack}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was learned, as tensors and plain dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave."""
+        if state:
+            raise ValueError(f"{type(self).__name__} has no state, but the state holds {sorted(state)}")
+
+    # What follows from it.
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        """−log p(y | f), the mean over the batch (with ``stack``, the sum of the models' means): what to minimise."""
+        checks.floating("the model's output", f)
+        if self.stack is not None and (f.ndim < 3 or f.shape[-3] != self.stack):
+            raise ValueError(
+                f"the model's output must have the shape (..., {self.stack}, b, d) with stack={self.stack}, "
+                f"but {tuple(f.shape)} came"
+            )
+        self.check(f, y)
+        log_prob = self.log_prob(f, y)
+        loss = -(log_prob.mean() if self.stack is None else log_prob.mean(-1).sum())
+        if self._observer is not None and loss.requires_grad:
+            self._observer(f, y, loss)
+        return loss
+
+    def terms(self, f: Tensor) -> int:
+        """How many likelihood terms ``nll`` took the mean over."""
+        return f.shape[:-1].numel() if self.stack is None else f.shape[-2]
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Within the block, show ``observer`` every (f, y, loss) of ``nll``.
+
+        Raises:
+            RuntimeError: if another observer is looking: one likelihood serves one optimiser at a time.
+        """
+        if self._observer is not None:
+            raise RuntimeError("this likelihood is already watched by another optimiser's sampled_params() block")
+        self._observer = observer
+        try:
+            yield
+        finally:
+            self._observer = None

@@ -1,0 +1,267 @@
+"""Gaussian noise: one precision with a Gamma posterior, a known precision, or a level that depends on the input."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Gamma, kl_divergence
+
+from eigenoise import checks
+from eigenoise.averages import PendingMean
+from eigenoise.likelihoods.base import Likelihood, along_axes
+from eigenoise.predictive import GaussianMixture
+
+LOG_2PI = math.log(2 * math.pi)
+UPDATES = ("closed-form", "adam")
+
+
+def _check_targets(mean_shape: torch.Size, y: Tensor) -> None:
+    checks.floating("y", y)
+    remedy = "use y.unsqueeze(-1)" if y.shape == mean_shape[:-1] else ""
+    checks.shape("y", y, tuple(mean_shape), remedy)
+
+
+class GaussianLikelihood(Likelihood):
+    """y ~ N(f, 1/τ) with f ``(..., b, d)``; the precision τ has a Gamma prior and a Gamma posterior.
+
+    Args:
+        precision: a known τ; there is then nothing to learn.
+        prior: shape and rate (a₀, b₀) of the Gamma prior. The paper's is (6, 6), for targets of unit variance; the
+            default is weak.
+        update: ``"closed-form"`` sets q(τ) to its optimum Gam(a₀ + Nd/2, b₀ + N·E[residual²]/2) with the squared
+            residual averaged over about one pass through the data; ``"adam"`` takes Adam steps on (log a, log b), as
+            the paper's authors do.
+        lr: step size of ``"adam"``.
+        stack: as for ``Likelihood``; each model has its own q(τ).
+    """
+
+    def __init__(
+        self,
+        precision: float | None = None,
+        *,
+        prior: tuple[float, float] = (1.0, 0.01),
+        update: str = "closed-form",
+        lr: float = 1e-3,
+        stack: int | None = None,
+    ):
+        super().__init__(stack)
+        if len(prior) != 2:
+            raise ValueError(f"prior must be the pair (shape, rate), but {prior!r} came")
+        self.prior = tuple(checks.number(f"prior[{i}]", value, open_low=True) for i, value in enumerate(prior))
+        self.precision = None if precision is None else checks.number("precision", precision, open_low=True)
+        self.method = checks.choice("update", update, UPDATES)
+        self.lr = checks.number("lr", lr, open_low=True)
+        shape = () if stack is None else (stack,)
+        start = 1.0 if self.precision is None else self.precision
+        # q(τ) starts with the prior's shape and mean 1: targets are usually standardised.
+        self.log_ab = torch.tensor([self.prior[0], self.prior[0] / start], dtype=torch.float64).log()
+        self.log_ab = self.log_ab.reshape(2, *(1 for _ in shape)).repeat(1, *shape)
+        self.residual = torch.zeros(shape, dtype=torch.float64)  # moving average of squared residuals, summed over d
+        self.steps = 0
+        self._residual = PendingMean()
+        self._outputs = 1
+        self._adam = torch.optim.Adam([self.log_ab], lr=lr)
+        self._refresh()
+
+    @property
+    def posterior(self) -> Gamma:
+        """q(τ), with batch shape ``()`` or ``(s,)``.
+
+        Raises:
+            ValueError: if the precision is known.
+        """
+        if self.precision is not None:
+            raise ValueError(f"the precision is known to be {self.precision:g}: there is no posterior over it")
+        a, b = self.log_ab.exp()
+        return Gamma(a, b)
+
+    @property
+    def tau(self) -> Tensor:
+        """E[τ], ``()`` or ``(s,)``."""
+        return self._tau
+
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """Targets must have the shape of the output."""
+        _check_targets(f.shape, y)
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """E_q[log N(y; f, 1/τ)], summed over the d outputs."""
+        tau, log_tau = self._moments(f)
+        return 0.5 * (f.shape[-1] * (log_tau - LOG_2PI) - tau * (y - f).square().sum(-1))
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """f plus noise of precision E[τ]."""
+        noise = torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
+        return f + noise / self._moments(f)[0].unsqueeze(-1).sqrt()
+
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """E[τ]·(y − f)."""
+        return self._moments(f)[0].unsqueeze(-1) * (y - f)
+
+    def fisher_vectors(self, f: Tensor) -> Tensor:
+        """√E[τ] along each output: closed form, one backward pass for each output."""
+        return along_axes(self._moments(f)[0].unsqueeze(-1).sqrt().expand(f.shape))
+
+    def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> GaussianMixture:
+        """A mixture of normals; with a posterior over τ each weight sample comes with its own draw of τ."""
+        shape = (f.shape[0], *self.residual.shape)
+        if self.precision is None:
+            a, b = self.log_ab.to(f.device if generator is None else generator.device).exp()
+            tau = torch._standard_gamma(a.expand(shape).contiguous(), generator) / b
+        else:
+            tau = torch.full(shape, self.precision, dtype=f.dtype)
+        tau = tau.to(f).reshape(f.shape[0], *(1,) * (f.ndim - 1 - len(shape[1:]) - 2), *shape[1:], 1, 1)
+        return GaussianMixture(f, tau.rsqrt())
+
+    def kl(self) -> Tensor:
+        """KL(q(τ) ‖ Gam(a₀, b₀)), ``()`` or ``(s,)``; 0 for a known precision."""
+        if self.precision is not None:
+            return torch.zeros_like(self.residual)
+        q = self.posterior
+        return kl_divergence(q, Gamma(*(torch.full_like(q.rate, value) for value in self.prior)))
+
+    def observe(self, f: Tensor, y: Tensor) -> None:
+        """Gather squared residuals."""
+        if self.precision is None:
+            squared = (y - f).detach().square().sum(-1)
+            total = squared.sum() if self.stack is None else squared.flatten(0, -3).sum((0, -1))
+            count = squared.numel() if self.stack is None else squared.numel() // self.stack
+            if self.residual.device != f.device:
+                self._move(f.device)
+            self._residual.add(total.double(), count)
+            self._outputs = f.shape[-1]
+
+    def _move(self, device: torch.device) -> None:
+        """Follow the model to its device, so that learning never waits for a copy to the host."""
+        self.log_ab.data, self.residual = self.log_ab.to(device), self.residual.to(device)
+        self._refresh()
+
+    def update(self, num_data: int) -> None:
+        """Move q(τ) by what was observed."""
+        if self._residual.total is None:
+            return
+        self.steps += 1
+        if self.method == "closed-form":
+            rate = max(1 / self.steps, min(1.0, self._residual.count / num_data))
+            self._residual.blend_into(self.residual, rate)
+            a = self.prior[0] + 0.5 * num_data * self._outputs
+            b = self.prior[1] + 0.5 * num_data * self.residual
+            self.log_ab[0].fill_(math.log(a))
+            self.log_ab[1].copy_(b.log())
+        else:
+            self._residual.blend_into(self.residual, 1.0)
+            self.log_ab.grad = -self._elbo_gradient(num_data) / num_data
+            self._adam.step()
+        self._refresh()
+
+    def _elbo_gradient(self, num_data: int) -> Tensor:
+        """Gradient of N·E_q[log N(y; f, 1/τ)] − KL(q ‖ prior) by (log a, log b), shape of ``log_ab``."""
+        (a, b), (a0, b0) = self.log_ab.exp(), self.prior
+        trigamma = torch.polygamma(1, a)
+        half = 0.5 * num_data
+        by_a = half * (self._outputs * trigamma - self.residual / b) - (a - a0) * trigamma - b0 / b + 1
+        by_b = half * (-self._outputs / b + a * self.residual / b.square()) - a0 / b + a * b0 / b.square()
+        return torch.stack([a * by_a, b * by_b])
+
+    def discard(self) -> None:
+        """Forget residuals not yet used."""
+        self._residual.clear()
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments."""
+        return {
+            "precision": self.precision,
+            "prior": list(self.prior),
+            "update": self.method,
+            "lr": self.lr,
+            "stack": self.stack,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """q(τ), the averaged residual, the counter and Adam's moments."""
+        return {
+            "log_ab": self.log_ab,
+            "residual": self.residual,
+            "steps": torch.tensor(self.steps),
+            **{f"adam.{name}": value for name, value in self._adam.state.get(self.log_ab, {}).items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave.
+
+        Raises:
+            ValueError: if a tensor is missing or has another shape.
+        """
+        for name in ("log_ab", "residual"):
+            if name not in state:
+                raise ValueError(f"GaussianLikelihood: the state must hold {name!r}, but it holds {sorted(state)}")
+            checks.shape(f"GaussianLikelihood: {name}", state[name], tuple(getattr(self, name).shape))
+        self.log_ab.copy_(state["log_ab"])
+        self.residual.copy_(state["residual"])
+        self.steps = int(state["steps"])
+        moments = {name.removeprefix("adam."): v.clone() for name, v in state.items() if name.startswith("adam.")}
+        self._adam.state.clear()
+        if moments:
+            self._adam.state[self.log_ab] = moments
+        self.discard()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """E[τ] and E[log τ] of the current q, kept until it moves."""
+        if self.precision is None:
+            a, b = self.log_ab.exp()
+            self._tau, self._log_tau = a / b, torch.digamma(a) - self.log_ab[1]
+        else:
+            self._tau = torch.full_like(self.residual, self.precision)
+            self._log_tau = self._tau.log()
+        self._cached: tuple[Tensor, Tensor] | None = None
+
+    def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """E[τ] and E[log τ] like ``f``, shaped to broadcast against ``(..., s, b)`` or ``(..., b)``."""
+        if self._cached is None or self._cached[0].dtype != f.dtype or self._cached[0].device != f.device:
+            tau, log_tau = self._tau.to(f), self._log_tau.to(f)
+            self._cached = (tau, log_tau) if self.stack is None else (tau.unsqueeze(-1), log_tau.unsqueeze(-1))
+        return self._cached
+
+
+class HeteroscedasticGaussianLikelihood(Likelihood):
+    """y ~ N(m, exp(s)) where the output ``(..., b, 2d)`` holds the means m and then the log-variances s."""
+
+    def check(self, f: Tensor, y: Tensor) -> None:
+        """The output has two numbers for each target."""
+        if f.shape[-1] % 2:
+            raise ValueError(
+                "the model's last axis must hold d means and d log-variances, an even number, "
+                f"but its size is {f.shape[-1]}"
+            )
+        _check_targets(f.shape[:-1] + (f.shape[-1] // 2,), y)
+
+    def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
+        """log N(y; m, eˢ), summed over the d outputs."""
+        mean, log_var = f.chunk(2, -1)
+        return -0.5 * ((y - mean).square() * (-log_var).exp() + log_var + LOG_2PI).sum(-1)
+
+    def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Mean plus noise of the predicted variance."""
+        mean, log_var = f.chunk(2, -1)
+        noise = torch.randn(mean.shape, generator=generator, dtype=f.dtype, device=f.device)
+        return mean + noise * (0.5 * log_var).exp()
+
+    def score(self, f: Tensor, y: Tensor) -> Tensor:
+        """(y − m)e⁻ˢ for the means, ½((y − m)²e⁻ˢ − 1) for the log-variances."""
+        mean, log_var = f.chunk(2, -1)
+        weighted = (y - mean) * (-log_var).exp()
+        return torch.cat([weighted, 0.5 * (weighted * (y - mean) - 1)], -1)
+
+    def fisher_vectors(self, f: Tensor) -> Tensor:
+        """The Fisher is diagonal: e⁻ˢ for the means and ½ for the log-variances."""
+        mean, log_var = f.chunk(2, -1)
+        return along_axes(torch.cat([(-0.5 * log_var).exp(), torch.full_like(mean, 0.5**0.5)], -1))
+
+    def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> GaussianMixture:
+        """A mixture of normals, each with its own predicted variance."""
+        mean, log_var = f.chunk(2, -1)
+        return GaussianMixture(mean, (0.5 * log_var).exp())

@@ -1,0 +1,459 @@
+"""What all Bayesian optimisers share: sampled weights in training and prediction, ELBO, posterior, state.
+
+``VariationalOptimizer`` keeps the books; a subclass says how noise is drawn and how a step is made.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.optim import Optimizer
+
+from eigenoise import checks
+from eigenoise.likelihoods import Likelihood
+from eigenoise.posterior import Entry, Posterior
+from eigenoise.swap import Slot, Swap
+from eigenoise.treatment import Treatment, treat
+
+
+class ElboTerms(NamedTuple):
+    """The evidence lower bound and its parts, sums over all ``num_data`` terms; ``(s,)`` for a stack of models."""
+
+    log_likelihood: Tensor  # E_q[log p(D | w, τ)]
+    kl_weights: Tensor  # KL(q(w) ‖ p(w))
+    kl_noise: Tensor  # KL(q(τ) ‖ p(τ))
+    kl_weight: float  # λ
+    num_data: int
+
+    @property
+    def value(self) -> Tensor:
+        """E_q[log p(D | w)] − λ·KL(q(w) ‖ p(w)) − KL(q(τ) ‖ p(τ)) (eq. 8)."""
+        return self.log_likelihood - self.kl_weight * self.kl_weights - self.kl_noise
+
+    @property
+    def per_example(self) -> Tensor:
+        """``value`` for each of the ``num_data`` terms."""
+        return self.value / self.num_data
+
+
+class VariationalOptimizer(Optimizer):
+    """A ``torch.optim.Optimizer`` over a model whose weights are random.
+
+    Args:
+        model: any ``nn.Module``.
+        num_data: N, the number of likelihood terms in the training set.
+        likelihood: what the model's output means; its ``nll`` is the loss.
+        hyper: hyperparameters that schedules may change, put into ``param_groups``.
+        samples: weight samples in one step: so many ``sampled_params()`` blocks come before each ``step()``, each with
+            the loss of the whole batch, and ``step()`` takes their mean.
+        antithetic: every second sample of a step mirrors the one before.
+        others, overrides, batch_dim: as for ``treat``.
+        generator: source of all noise; by default one seeded from torch's global generator.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_data: int,
+        likelihood: Likelihood,
+        hyper: Mapping[str, Any],
+        samples: int = 1,
+        antithetic: bool = False,
+        others: str = "diagonal",
+        overrides: Mapping[str, str] | None = None,
+        batch_dim: int = 0,
+        generator: torch.Generator | None = None,
+    ):
+        if not isinstance(likelihood, Likelihood):
+            raise TypeError(
+                f"likelihood must be one of eigenoise's likelihoods, but a {type(likelihood).__name__} came; "
+                "for instance eigenoise.GaussianLikelihood()"
+            )
+        self.samples = checks.integer("samples", samples)
+        if antithetic and samples % 2:
+            raise ValueError(f"antithetic samples come in pairs: samples must be even, but {samples} came")
+        hyper = {"num_data": num_data, **hyper}
+        self._check_hyper(hyper)
+        treatments = treat(model, others, overrides, batch_dim)
+        self.model = model
+        self.likelihood = likelihood
+        self.antithetic = antithetic
+        self.treatments = {t.layer.name: t for t in treatments}
+        self.slots = [self._make_slot(t) for t in treatments]
+        self.swap = Swap(self.slots)
+        device = self.swap.params[0].device
+        self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
+        self.steps = 0
+        self._inside = self._in_closure = False
+        self._trained = False  # whether this block's loss was backpropagated
+        self._mirrored = False  # whether the current sample waits for its mirror image
+        self._blocks = 0
+        self._loss: Tensor | None = None
+        self._mean_loss: Tensor | None = None
+        self._drawn = [slot.empty() for slot in self.slots]  # sum of the samples trained with since the last step
+        super().__init__(self._group_params(), dict(hyper))
+        self._closed = False
+
+    # What a subclass says.
+
+    @abstractmethod
+    def _make_slot(self, treatment: Treatment) -> Slot:
+        """The slot, with whatever state the method keeps, for one entry."""
+
+    @abstractmethod
+    def _draw(self, generator: torch.Generator) -> None:
+        """Fill every slot's ``sample`` from its ``mean``."""
+
+    @abstractmethod
+    def _apply(self) -> None:
+        """Make the step: move every slot's ``mean``, which ``step`` has read and will write back."""
+
+    @abstractmethod
+    def _distribution(self, slot: Slot) -> Distribution:
+        """The slot's current posterior."""
+
+    @abstractmethod
+    def _slot_kl(self, slot: Slot) -> Tensor:
+        """KL of the slot's posterior to the prior."""
+
+    @abstractmethod
+    def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
+        """The slot's tensors that survive a restart."""
+
+    def _group_params(self) -> list[Tensor]:
+        return list(self.swap.params)
+
+    def _begin_block(self) -> None:
+        """A training or prediction block begins; the samples are in the model."""
+
+    def _end_block(self, trained: bool) -> None:
+        """The block ends; the mean is back in the model."""
+
+    def _on_loss(self, f: Tensor, loss: Tensor) -> Callable[[Tensor], None] | None:
+        """A training loss was computed; what to do when it is backpropagated, given its gradient."""
+        return None
+
+    def _pending(self) -> list[Tensor]:
+        """Gathered numbers that must be finite before a step may use them."""
+        return []
+
+    def _discard(self) -> None:
+        """Forget what was gathered for the next step."""
+
+    def _check_hyper(self, hyper: Mapping[str, Any]) -> None:
+        """Raise unless the hyperparameters make sense; called at construction and at every step."""
+        checks.integer("num_data", hyper["num_data"])
+        checks.number("lr", hyper["lr"])
+        checks.number("kl_weight", hyper["kl_weight"])
+        checks.number("prior_var", hyper["prior_var"], open_low=True)
+
+    # Sampling.
+
+    @contextmanager
+    def sampled_params(self, generator: torch.Generator | None = None) -> Iterator[None]:
+        """Within the block the model holds weights W ~ q; the mean is back afterwards, even after an exception.
+
+        Args:
+            generator: draw from this one and leave the optimiser's own as it is.
+
+        Raises:
+            RuntimeError: if blocks are nested or the optimiser is closed.
+        """
+        if self._closed:
+            raise RuntimeError("this optimiser is closed")
+        if self._inside:
+            raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
+        mirror = self.antithetic and self._mirrored and generator is None
+        self._mirrored = False
+        with torch.no_grad():
+            if mirror:
+                for slot in self.slots:
+                    torch.sub(2 * slot.mean, slot.sample, out=slot.sample)
+            else:
+                self.swap.read()
+                self._draw(generator or self.generator)
+        self._inside, self._trained = True, False
+        try:
+            self.swap.write()
+            with self.likelihood.observed_by(self._observe):
+                self._begin_block()
+                yield
+        finally:
+            self.swap.restore()
+            self._inside = False
+            self._end_block(self._trained)
+        if self._trained:
+            self._blocks += 1
+            self._mirrored = self._blocks % 2 == 1 and not mirror
+            torch._foreach_add_(self._drawn, [slot.sample for slot in self.slots])
+
+    def _observe(self, f: Tensor, y: Tensor, loss: Tensor) -> None:
+        """Called by the likelihood for every training loss; what follows happens only if it is backpropagated."""
+        then = self._on_loss(f, loss)
+
+        def backpropagated(scale: Tensor) -> None:
+            self._trained = True
+            self._loss = loss.detach()
+            self.likelihood.observe(f.detach(), y)
+            if then is not None:
+                then(scale)
+
+        loss.register_hook(backpropagated)
+
+    # Stepping.
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients and whatever else was gathered for a step that was never made.
+
+        Raises:
+            RuntimeError: inside the second or a later sample of a step, whose earlier gradients it would drop.
+        """
+        if self._inside and self._blocks and self.samples > 1 and not self._in_closure:
+            raise RuntimeError(
+                f"zero_grad() inside weight sample {self._blocks + 1} of {self.samples} would drop the gradients of the "
+                "earlier ones: call it before the first sampled_params() block"
+            )
+        if not self._in_closure:
+            self._forget()
+        super().zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step from the gradients of the ``sampled_params()`` blocks since the last.
+
+        Args:
+            closure: computes the loss, backpropagates and returns it; it is called once for each weight sample, within
+                a block of its own. Without it, the blocks must have been run before.
+
+        Returns:
+            The mean of the closure's losses, or None.
+
+        Raises:
+            RuntimeError: if there is nothing to step from, or step is called within a block.
+            NotFiniteError: if the loss, a gradient or a statistic is not finite; the mean stays as it was.
+        """
+        if self._inside:
+            raise RuntimeError(
+                "step() inside sampled_params() would move the sample, not the mean: leave the block first"
+            )
+        self._check_hyper(self.param_groups[0])
+        result = None if closure is None else self._run(closure)
+        self._check_ready()
+        grads = [p.grad for p in self.swap.params if p.grad is not None]
+        known = [*grads, *self._pending(), *([] if self._loss is None else [self._loss])]
+        if not checks.all_finite(known):
+            culprit = "the loss" if self._loss is not None and not checks.all_finite([self._loss]) else None
+            culprit = culprit or ("a gradient" if not checks.all_finite(grads) else "an activation statistic")
+            self._forget()
+            raise checks.NotFiniteError(
+                f"{culprit} is NaN or infinite at step {self.steps}: the mean weights are unchanged; check the batch, or "
+                "lower lr or set a clip"
+            )
+        self.swap.read()
+        self._apply()
+        self.swap.restore()
+        self.likelihood.update(self.param_groups[0]["num_data"])
+        assert self._loss is not None
+        rate = 1 / min(self.steps + 1, 100)
+        self._mean_loss = self._loss if self._mean_loss is None else torch.lerp(self._mean_loss, self._loss, rate)
+        self.steps += 1
+        self._forget()
+        return result
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        """Call ``closure`` for each weight sample; it may clear gradients itself, so they are summed here."""
+        self.zero_grad()
+        total: list[Tensor | None] = [None] * len(self.swap.params)
+        losses = []
+        for _ in range(self.samples):
+            for param in self.swap.params:
+                param.grad = None
+            self._in_closure = True
+            try:
+                with torch.enable_grad(), self.sampled_params():
+                    losses.append(closure())
+            finally:
+                self._in_closure = False
+            grads = [p.grad for p in self.swap.params]
+            total = [g if t is None else t if g is None else t + g for t, g in zip(total, grads, strict=True)]
+        for param, grad in zip(self.swap.params, total, strict=True):
+            param.grad = grad
+        return sum(losses) / len(losses)
+
+    def _check_ready(self) -> None:
+        if not self._blocks:
+            raise RuntimeError(
+                "step() found no training loss: call likelihood.nll(model(x), y).backward() inside sampled_params()"
+            )
+        if self._blocks % self.samples:
+            raise RuntimeError(
+                f"step() needs {self.samples} sampled_params() blocks, one for each weight sample, but {self._blocks} ran"
+            )
+        if all(p.grad is None for p in self.swap.params):
+            raise RuntimeError("step() found no gradients: call backward() inside sampled_params(), then step()")
+
+    def _forget(self) -> None:
+        """Start gathering for the next step."""
+        self._blocks, self._loss, self._mirrored = 0, None, False
+        torch._foreach_zero_(self._drawn)
+        self.likelihood.discard()
+        self._discard()
+
+    # Looking.
+
+    @property
+    def posterior(self) -> Posterior:
+        """The current posterior, detached from training: ``posterior["layer.name"]`` is a distribution."""
+        self._outside("posterior")
+        self.swap.read()
+        entries, covered = {}, set()
+        for slot in self.slots:
+            if self.treatments[slot.name].noisy:
+                shapes = tuple(
+                    (name, tuple(p.shape)) for name, p in zip(slot.layer.param_names, slot.layer.params, strict=True)
+                )
+                entries[slot.name] = Entry(self._distribution(slot), shapes)
+                covered.update(slot.layer.param_names)
+        rest = {k: v.detach().clone() for k, v in self.model.state_dict().items() if k not in covered}
+        return Posterior(entries, rest, copy.deepcopy(self.likelihood))
+
+    def kl(self) -> Tensor:
+        """KL(q(w) ‖ N(0, ηI)), all layers together; ``(s,)`` for a stack of models."""
+        self._outside("kl()")
+        self.swap.read()
+        total = torch.zeros((), device=self.swap.params[0].device)
+        for slot in self.slots:
+            if self.treatments[slot.name].noisy:
+                kl = self._slot_kl(slot)
+                total = total + (kl.sum() if slot.layer.stack is None else kl)
+        return total
+
+    def elbo(self, x: Tensor, y: Tensor, samples: int = 10, generator: torch.Generator | None = None) -> ElboTerms:
+        """The evidence lower bound (eq. 8), the expected log-likelihood measured on ``x, y`` and scaled to N.
+
+        Args:
+            x: inputs, a batch or the whole training set.
+            y: their targets.
+            samples: weight samples for the expectation.
+            generator: of those samples; by default a fresh one, so that equal calls give equal results.
+        """
+        checks.integer("samples", samples)
+        generator = generator or torch.Generator(self.swap.params[0].device).manual_seed(0)
+        was_training = self.model.training
+        self.model.eval()
+        means = []
+        try:
+            with torch.no_grad():
+                for _ in range(samples):
+                    with self.sampled_params(generator):
+                        f = self.model(x)
+                        self.likelihood.check(f, y)
+                        log_prob = self.likelihood.log_prob(f, y)
+                    means.append(log_prob.mean() if self.likelihood.stack is None else log_prob.mean(-1))
+        finally:
+            self.model.train(was_training)
+        return self._terms(torch.stack(means).mean(0))
+
+    def elbo_terms(self) -> ElboTerms:
+        """The evidence lower bound (eq. 8) with the expected log-likelihood averaged over about the last 100 steps.
+
+        It costs no forward pass. For a stack of models the log-likelihood is the mean over models.
+
+        Raises:
+            RuntimeError: before the first step.
+        """
+        if self._mean_loss is None:
+            raise RuntimeError("elbo_terms() averages training losses, and there was no step yet; use elbo(x, y)")
+        return self._terms(-self._mean_loss / (self.likelihood.stack or 1))
+
+    def _terms(self, log_likelihood: Tensor) -> ElboTerms:
+        group = self.param_groups[0]
+        n = group["num_data"]
+        return ElboTerms(n * log_likelihood, self.kl(), self.likelihood.kl(), group["kl_weight"], n)
+
+    def __repr__(self) -> str:
+        """The hyperparameters and which parameter got which treatment."""
+        about = ", ".join(f"{k}={v}" for k, v in self.param_groups[0].items() if k != "params" and v is not None)
+        width = max(len(name) for t in self.treatments.values() for name in t.layer.param_names)
+        lines = [f"{type(self).__name__}({about})"]
+        for slot in self.slots:
+            kind = self._describe(slot)
+            lines += [f"  {name:{width}}  {tuple(slot.layer.shape)}  {kind}" for name in slot.layer.param_names]
+        frozen = [name for name, p in self.model.named_parameters() if not p.requires_grad]
+        lines += [f"  {name:{width}}  frozen, left alone" for name in frozen]
+        return "\n".join(lines)
+
+    def _describe(self, slot: Slot) -> str:
+        return {"point": "point estimate"}.get(self.treatments[slot.name].kind, self.treatments[slot.name].kind)
+
+    # Keeping.
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """All that a bit-exact resume needs beside the model's own state dict; plain tensors, numbers and dicts."""
+        self._outside("state_dict()")
+        own = {
+            "method": type(self).__name__,
+            "steps": self.steps,
+            "mean_loss": self._mean_loss,
+            "generator": self.generator.get_state(),
+            "likelihood": self.likelihood.state_dict(),
+            "slots": {slot.name: self._slot_state(slot) for slot in self.slots},
+        }
+        return {**super().state_dict(), "eigenoise": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Take over what ``state_dict`` gave; the dict is left as it is.
+
+        Raises:
+            ValueError: if it is another method's or another model's, before anything changes.
+        """
+        self._outside("load_state_dict()")
+        own = state_dict.get("eigenoise")
+        if own is None or own["method"] != type(self).__name__:
+            came = "another library's" if own is None else own["method"]
+            raise ValueError(f"the state must be one of {type(self).__name__}, but it is {came}")
+        if list(own["slots"]) != [slot.name for slot in self.slots]:
+            raise ValueError(
+                f"the state is for the layers {list(own['slots'])}, but the model has {[s.name for s in self.slots]}"
+            )
+        for slot in self.slots:
+            for name, tensor in self._slot_state(slot).items():
+                if name not in own["slots"][slot.name]:
+                    raise ValueError(f"the state of {slot.name!r} lacks {name!r}")
+                checks.shape(f"the state's {slot.name!r} {name}", own["slots"][slot.name][name], tuple(tensor.shape))
+        self.likelihood.load_state_dict(own["likelihood"])
+        plain = {k: v for k, v in state_dict.items() if k != "eigenoise"}
+        super().load_state_dict({**plain, "state": {}})
+        for slot in self.slots:
+            for name, tensor in self._slot_state(slot).items():
+                tensor.copy_(own["slots"][slot.name][name])
+        self.steps = own["steps"]
+        self._mean_loss = None if own["mean_loss"] is None else own["mean_loss"].clone()
+        self.generator.set_state(own["generator"].cpu())
+        self._forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One group holds the whole model; ``overrides`` and ``requires_grad_`` say what is treated how."""
+        if hasattr(self, "_closed"):
+            raise ValueError("the optimiser covers the whole model in one group: build a new one for another model")
+        super().add_param_group(param_group)
+
+    def close(self) -> None:
+        """Let go of the model: no hook remains, and the optimiser can no longer be used. The mean stays in place."""
+        self._outside("close()")
+        self._forget()
+        self._closed = True
+
+    def _outside(self, what: str) -> None:
+        if self._inside:
+            raise RuntimeError(
+                f"{what} inside sampled_params() would see a sample, not the mean: leave the block first"
+            )
