@@ -18,7 +18,7 @@ class PendingMean:
         self.count += count
 
     def blend_into(self, average: Tensor, rate: float) -> bool:
-        """average ← (1 − rate)·average + rate·mean (eq. 12), and start anew; False if nothing was gathered."""
+        """Average ← (1 − rate)·average + rate·mean (eq. 12), and start anew; False if nothing was gathered."""
         if self.total is None:
             return False
         average.lerp_(self.total / self.count, rate)

@@ -36,8 +36,8 @@ class RhoSlot(Slot):
 class BayesByBackprop(VariationalOptimizer):
     """Fits N(μ, diag(σ²)) by Adam on (μ, ρ), the same calling convention as the natural-gradient methods.
 
-    The gradient by μ is that of the sampled weights, the gradient by σ that times the noise; both get the KL term's own.
-    It needs no Fisher.
+    The gradient by μ is that of the sampled weights, the gradient by σ that times the noise; both get the KL term's
+    own. It needs no Fisher.
 
     Args:
         model: any ``nn.Module``.
@@ -86,7 +86,6 @@ class BayesByBackprop(VariationalOptimizer):
             batch_dim=batch_dim,
             generator=generator,
         )
-        self.slots: list[RhoSlot]
         self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps)
         self._before: list[tuple[Tensor | None, Tensor | None]] = []
 
@@ -94,7 +93,7 @@ class BayesByBackprop(VariationalOptimizer):
         return RhoSlot(treatment.layer, self.init_std, treatment.noisy)
 
     def _group_params(self) -> list[Tensor]:
-        return [*self.swap.params, *(slot.rho for slot in self.slots if slot.noisy)]  # type: ignore[attr-defined]
+        return [*self.swap.params, *(slot.rho for slot in self.slots if slot.noisy)]
 
     def _draw(self, generator: torch.Generator) -> None:
         for slot in self.slots:
@@ -114,18 +113,20 @@ class BayesByBackprop(VariationalOptimizer):
         if not trained:
             return
         before = iter(self._before)
-        with torch.no_grad():
-            for slot in self.slots:
-                gradient = slot.empty()
-                for view, param in zip(slot.layer.views(gradient), slot.layer.params, strict=True):
-                    same, value = next(before)
-                    if param.grad is not None:
-                        view.copy_(param.grad - value if param.grad is same else param.grad)
-                if slot.noisy:
-                    own = gradient * (slot.sample - slot.mean) / slot.std
-                    slot.rho.grad = own if slot.rho.grad is None else slot.rho.grad + own
+        for slot in self.slots:
+            gradient = slot.empty()
+            for view, param in zip(slot.layer.views(gradient), slot.layer.params, strict=True):
+                earlier, value = next(before)
+                grad = param.grad
+                if grad is not None:
+                    view.copy_(grad - value if value is not None and grad is earlier else grad)
+            if slot.noisy:
+                own = gradient * (slot.sample - slot.mean) / slot.std
+                slot.rho.grad = own if slot.rho.grad is None else slot.rho.grad + own
 
-    def _apply(self) -> None:
+    def _apply(self, loss: Tensor) -> None:
+        if not checks.all_finite([loss, *(p.grad for p in self.swap.params if p.grad is not None)]):
+            self._stop_at_nan(loss)
         group = self.param_groups[0]
         weight, prior_var = group["kl_weight"] / group["num_data"], group["prior_var"]
         for slot in self.slots:

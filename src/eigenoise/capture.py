@@ -8,6 +8,7 @@ place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,10 +76,8 @@ class Capture:
             For each layer that ``f`` came from: layer, a ``(..., b, t, n)``, g ``(..., v, b, t, p)``; and for each bare
             parameter ``(v, *shape)`` or None.
         """
-        wanted = [call.edge for call in self.calls] + self.bare
-        columns = []
-        for vector in vectors:
-            columns.append(torch.autograd.grad(f, wanted, vector, retain_graph=True, allow_unused=True))
+        wanted: list[Any] = [*(call.edge for call in self.calls), *self.bare]
+        columns = [torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True) for u in vectors]
         gradients = [None if rows[0] is None else torch.stack(rows) for rows in zip(*columns, strict=True)]
         count = len(self.calls)
         used = [(call, g) for call, g in zip(self.calls, gradients, strict=False) if g is not None]
@@ -94,13 +93,13 @@ class Capture:
 def _join(used: list[tuple[Call, Tensor]]) -> list[tuple[MatrixLayer, Tensor, Tensor]]:
     """Canonical form, layer by layer; several calls of one layer in one forward pass become further positions."""
     by_layer: dict[int, list[tuple[Call, Tensor]]] = {}
-    for call, g in used:
-        by_layer.setdefault(id(call.layer), []).append((call, g))
+    for pair in used:
+        by_layer.setdefault(id(pair[0].layer), []).append(pair)
     joined = []
     for calls in by_layer.values():
         layer = calls[0][0].layer
         a = [layer.activations(call.x) for call, _ in calls]
-        g = [torch.stack([layer.gradients(one) for one in g], -4) for _, g in calls]
+        g = [torch.stack([layer.gradients(vector) for vector in vectors], -4) for _, vectors in calls]
         if len({part.shape[-3] for part in a}) > 1:
             sizes = [part.shape[-3] for part in a]
             raise ValueError(

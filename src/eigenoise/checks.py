@@ -86,8 +86,12 @@ def shape(name: str, value: Tensor, wanted: tuple[int, ...], remedy: str = "") -
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number in all ``tensors`` is finite; one host synchronisation however many there are."""
-    norms = torch._foreach_norm([t.detach() for t in tensors if t.numel()], ord=1)
-    return not norms or bool(torch.isfinite(torch.stack([n.to(norms[0]) for n in norms]).sum()))
+    norms = list(torch._foreach_norm([t.detach() for t in tensors if t.numel()], ord=1))
+    if not norms:
+        return True
+    if any(norm.dtype != norms[0].dtype for norm in norms):
+        norms = [norm.to(norms[0].dtype) for norm in norms]
+    return math.isfinite(torch.stack(norms).sum().item())
 
 
 class NotFiniteError(ValueError, FloatingPointError):

@@ -7,6 +7,7 @@ gradients into the canonical form ``a (..., b, t, n)`` and ``g (..., b, t, p)``,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class MatrixLayer(ABC):
 
     def __init__(self, name: str, module: nn.Module):
         self.name = name
-        self.module = module
+        self.module: Any = module
         bias = module.bias
         self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
         self.params: list[nn.Parameter] = [module.weight, bias] if self.has_bias else [module.weight]  # type: ignore[list-item]
@@ -176,7 +177,7 @@ def as_matrix_layer(name: str, module: nn.Module) -> MatrixLayer | None:
     A subclass that computes something else in its ``forward`` is none, nor is a module whose weight is frozen, computed
     by a parametrisation, or used without calling the module.
     """
-    kind = type(module)
+    kind: Any = type(module)
     if not (isinstance(module._parameters.get("weight"), nn.Parameter) and module.weight.requires_grad):
         return None
     if kind.forward is nn.Linear.forward:

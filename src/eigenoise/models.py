@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -51,7 +53,7 @@ class MLP(nn.Sequential):
     def __init__(self, in_features: int, hidden: list[int], out_features: int, stack: int | None = None):
         sizes = [in_features, *hidden, out_features]
         layers: list[nn.Module] = []
-        for n, p in zip(sizes, sizes[1:], strict=False):
+        for n, p in itertools.pairwise(sizes):
             checks.integer("a layer's size", n)
             linear = nn.Linear(n, p) if stack is None else StackedLinear(stack, n, p)
             bound = (6 / (n + 1 + p)) ** 0.5  # the bias column counts as one more input

@@ -9,8 +9,9 @@ and the posterior covariance is (λ/N)·(F + γ_in·I)⁻¹ (eq. 10): extrinsic 
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.distributions import Distribution
 from eigenoise import checks
 from eigenoise.capture import Capture
 from eigenoise.fisher import Diagonal, Eigen, Fisher, Kronecker
+from eigenoise.fisher.base import FLOOR
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.swap import Slot
@@ -59,11 +61,13 @@ class NaturalGradient(VariationalOptimizer):
         scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
         refresh_every: T_eig or T_inv, steps between decompositions.
         reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never.
-        fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"`` sums
-            over all outputs or classes, ``"empirical"`` takes the training gradient itself.
+        fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"``
+            sums over all outputs or classes, ``"empirical"`` takes the training gradient itself.
         layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.
         kl_clip: the same for all layers together, or None.
         init: the Fisher starts as this times the identity.
+        warmup: let the first statistics replace that start faster than the moving averages would: update k counts at
+            least 1/(k + 1).
         samples, antithetic, others, overrides, batch_dim, generator: as for ``VariationalOptimizer``.
     """
 
@@ -80,16 +84,17 @@ class NaturalGradient(VariationalOptimizer):
         prior_var: float = 1.0,
         damping: float = 0.0,
         momentum: float = 0.9,
-        ema_factors: float = 0.01,
-        ema_scale: float = 0.01,
-        stats_every: int = 1,
+        ema_factors: float = 0.03,
+        ema_scale: float = 0.03,
+        stats_every: int = 10,
         scale_every: int | None = None,
-        refresh_every: int = 10,
+        refresh_every: int = 100,
         reinit_every: int | None = None,
         fisher: str = "sampled",
         layer_clip: float | None = 1e-3,
         kl_clip: float | None = None,
         init: float = 1.0,
+        warmup: bool = True,
         samples: int = 1,
         antithetic: bool = False,
         others: str = "diagonal",
@@ -101,6 +106,7 @@ class NaturalGradient(VariationalOptimizer):
         self.structure = structure
         self.fisher = checks.choice("fisher", fisher, FISHERS)
         self.init = checks.number("init", init, open_low=True)
+        self.warmup = bool(warmup)
         self.stats_every = checks.integer("stats_every", stats_every)
         self.scale_every = self.stats_every if scale_every is None else checks.integer("scale_every", scale_every)
         self.refresh_every = checks.integer("refresh_every", refresh_every)
@@ -128,7 +134,6 @@ class NaturalGradient(VariationalOptimizer):
             batch_dim=batch_dim,
             generator=generator,
         )
-        self.slots: list[FisherSlot]
         self._slot_of: dict[int, FisherSlot] = {id(slot.layer): slot for slot in self.slots}
         self._bare = [slot for slot in self.slots if isinstance(slot.layer, BareParameter)]
         self.capture = Capture(
@@ -266,9 +271,6 @@ class NaturalGradient(VariationalOptimizer):
                 assert isinstance(slot.fisher, Diagonal)
                 slot.fisher.update_from_sum(total, terms)
 
-    def _pending(self) -> list[Tensor]:
-        return [total for slot in self.slots for total in slot.fisher.pending()]
-
     def _discard(self) -> None:
         for slot in self.slots:
             slot.fisher.discard()
@@ -277,8 +279,11 @@ class NaturalGradient(VariationalOptimizer):
         """Statistics, decompositions and re-initialisations that are due at this step."""
         group = self.param_groups[0]
         if self._stats_due:
+            # The first updates weigh all batches alike, the start counting as one, until the moving average takes over.
+            factors = max(group["ema_factors"], 1 / (self.steps // self.stats_every + 2) if self.warmup else 0.0)
+            scale = max(group["ema_scale"], 1 / (self.steps // self.scale_every + 2) if self.warmup else 0.0)
             for slot in self.slots:
-                slot.fisher.commit(group["ema_factors"], group["ema_scale"])
+                slot.fisher.commit(factors, scale)
         if self._due(self.refresh_every):
             failed = [slot.name for slot in self.slots if not slot.fisher.refresh()]
             if failed and not self._warned:
@@ -296,38 +301,43 @@ class NaturalGradient(VariationalOptimizer):
 
     # The step (lines 6 to 16 of the algorithms).
 
-    def _apply(self) -> None:
+    def _apply(self, loss: Tensor) -> None:
         active = [slot for slot in self.slots if any(p.grad is not None for p in slot.layer.params)]
         if self._stats_due:
-            for slot in active:
-                if not slot.fisher.pending():
-                    raise RuntimeError(
-                        f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
-                        f"layer, or its forward ran outside sampled_params(); overrides={{{slot.name!r}: 'diagonal'}} "
-                        "treats it as a bare parameter"
-                    )
+            self._check_statistics(active, loss)
         self._update_fishers()
         group = self.param_groups[0]
         damping = self.intrinsic_damping
         self._gather_gradients(active, damping)
-        momentum, lr = group["momentum"], group["lr"]
-        torch._foreach_lerp_([s.momentum for s in active], [s.gradient for s in active], 1 - momentum)
-        correction = 1 / (1 - momentum ** (self.steps + 1))
-        damping = damping + group["damping"]
-        directions = [slot.fisher.solve(slot.momentum, damping) for slot in active]
-        sizes = [_dot(slot, direction) for slot, direction in zip(active, directions, strict=True)]
-        if not checks.all_finite(sizes):
-            raise checks.NotFiniteError(
-                f"the preconditioned gradient is NaN or infinite at step {self.steps}: the mean weights are unchanged; "
-                "raise damping or kl_weight"
-            )
-        rate = lr * correction
-        scales = _clip(sizes, rate, group["layer_clip"], group["kl_clip"])
-        for slot, direction, scale in zip(active, directions, scales, strict=True):
-            if scale is None:
+        keep = group["momentum"]
+        momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
+        damping += group["damping"]
+        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
+        sizes = _dots(active, momenta, directions)
+        if not math.isfinite((sizes.sum() + 0 * loss).item()):  # sees a NaN in any gradient or in the loss
+            self._stop_at_nan(loss)
+        rate = group["lr"] / (1 - keep ** (self.steps + 1))
+        scales = _clip(rate**2 * sizes, group["layer_clip"], group["kl_clip"])
+        for i, (slot, momentum, direction) in enumerate(zip(active, momenta, directions, strict=True)):
+            slot.momentum = momentum
+            if scales is None:
                 slot.mean.sub_(direction, alpha=rate)
             else:
-                slot.mean.addcmul_(direction, scale if scale.ndim == 0 else scale[:, None, None], value=-rate)
+                scale = scales[i] if slot.layer.stack is None else scales[i, :, None, None]
+                slot.mean.addcmul_(direction, scale, value=-rate)
+
+    def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
+        for slot in active:
+            if not slot.fisher.pending():
+                raise RuntimeError(
+                    f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
+                    f"layer, or its forward ran outside sampled_params(); overrides={{{slot.name!r}: 'diagonal'}} "
+                    "treats it as a bare parameter"
+                )
+        grads = [p.grad for p in self.swap.params if p.grad is not None]
+        pending = [total for slot in self.slots for total in slot.fisher.pending()]
+        if not checks.all_finite([loss, *grads, *pending]):
+            self._stop_at_nan(loss)
 
     def _gather_gradients(self, active: list[FisherSlot], damping: float) -> None:
         """Each slot's gradient of −log p + ½γ_in‖W‖², at the sampled weights, averaged over samples."""
@@ -362,7 +372,7 @@ class NaturalGradient(VariationalOptimizer):
         mean = slot.mean.flatten(-dims) if dims else slot.mean.unsqueeze(-1)
         d = mean.shape[-1]
         trace = scale * slot.fisher.inv_trace(damping) + mean.square().sum(-1)
-        log_ratio = slot.fisher.logdet(damping) + d * float(torch.tensor(prior_var / scale).double().log())
+        log_ratio = slot.fisher.logdet(damping) + d * math.log(prior_var / scale)
         return 0.5 * (trace / prior_var - d + log_ratio)
 
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
@@ -381,27 +391,25 @@ class NaturalGradient(VariationalOptimizer):
         return kind if slot.noisy else f"{kind}, point estimate"
 
 
-def _dot(slot: FisherSlot, direction: Tensor) -> Tensor:
-    """gᵀ(F + γI)⁻¹g: ``()``, or ``(s,)`` for a stack of models."""
-    product = slot.momentum * direction
-    return product.sum() if slot.layer.stack is None else product.flatten(1).sum(-1)
+def _dots(slots: list[FisherSlot], momenta: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
+    """gᵀ(F + γI)⁻¹g of each slot: ``(slots,)``, or ``(slots, s)`` if there is a stack of models."""
+    dots = []
+    for slot, momentum, direction in zip(slots, momenta, directions, strict=True):
+        product = momentum * direction
+        dots.append(product.sum() if slot.layer.stack is None else product.flatten(1).sum(-1))
+    if any(dot.ndim for dot in dots):
+        dots = list(torch.broadcast_tensors(*dots))
+    return torch.stack(dots)
 
 
-def _clip(
-    sizes: list[Tensor], rate: float, layer_clip: float | None, kl_clip: float | None
-) -> list[Tensor] | list[None]:
-    """Factors that keep α²·gᵀF⁻¹g of each layer below ``layer_clip`` and their sum below ``kl_clip``."""
+def _clip(changes: Tensor, layer_clip: float | None, kl_clip: float | None) -> Tensor | None:
+    """Factors that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and their sum below ``kl_clip``."""
     if layer_clip is None and kl_clip is None:
-        return [None] * len(sizes)
-    changes = [rate**2 * size.clamp_min(1e-30) for size in sizes]
-    scales = [torch.ones_like(change) for change in changes]
-    if layer_clip is not None:
-        scales = [(layer_clip / change).sqrt().clamp_max(1.0) for change in changes]
+        return None
+    changes = changes.clamp_min(FLOOR)
+    scales = ((math.inf if layer_clip is None else layer_clip) / changes).sqrt().clamp_max(1.0)
     if kl_clip is not None:
-        total = sum(scale.square() * change for scale, change in zip(scales, changes, strict=True))
-        assert isinstance(total, Tensor)
-        together = (kl_clip / total).sqrt().clamp_max(1.0)
-        scales = [scale * together for scale in scales]
+        scales = scales * (kl_clip / (scales.square() * changes).sum(0)).sqrt().clamp_max(1.0)
     return scales
 
 
@@ -435,7 +443,7 @@ class NoisyKFAC(NaturalGradient):
         num_data: int,
         likelihood: Likelihood,
         damping_form: str = "exact",
-        inv_every: int = 10,
+        inv_every: int = 100,
         **options: Any,
     ):
         super().__init__(
@@ -462,7 +470,7 @@ class KFAC(NaturalGradient):
         num_data: int,
         likelihood: Likelihood,
         damping_form: str = "exact",
-        inv_every: int = 10,
+        inv_every: int = 100,
         **options: Any,
     ):
         super().__init__(
@@ -487,7 +495,9 @@ class NoisyEKFAC(NaturalGradient):
         **options: as for ``NaturalGradient``; ``reinit_every=50`` is the paper's re-initialisation.
     """
 
-    def __init__(self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 10, **options: Any):
+    def __init__(
+        self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 100, **options: Any
+    ):
         every = checks.integer("eig_every", eig_every)
         super().__init__(model, Eigen, True, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 
@@ -498,7 +508,9 @@ class EKFAC(NaturalGradient):
     The mean itself is trained; ``posterior`` is then a Laplace approximation around it.
     """
 
-    def __init__(self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 10, **options: Any):
+    def __init__(
+        self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 100, **options: Any
+    ):
         every = checks.integer("eig_every", eig_every)
         super().__init__(model, Eigen, False, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 

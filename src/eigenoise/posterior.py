@@ -185,16 +185,16 @@ def _dismantle(q: Distribution) -> tuple[str, dict[str, Tensor], int]:
 def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
     entries = {}
     for name, about in meta["layout"].items():
-        loc, *parts = (tensors[f"q/{name}/{part}"] for part in KINDS[about["kind"]])
+        parts: list[Any] = [tensors[f"q/{name}/{part}"] for part in KINDS[about["kind"]]]
         q: Distribution
         if about["kind"] == "eigen":
-            q = EigenMatrixNormal(loc, *parts)
+            q = EigenMatrixNormal(*parts)
         elif about["kind"] == "matrix":
-            q = MatrixNormal(loc, *parts)
+            q = MatrixNormal(*parts)
         else:
-            q = Independent(Normal(loc, *parts), about["event_dims"])
+            q = Independent(Normal(*parts), about["event_dims"])
         params = tuple((param, tuple(shape)) for param, shape in about["params"])
-        if sum(torch.Size(shape).numel() for _, shape in params) != loc.numel():
+        if sum(torch.Size(shape).numel() for _, shape in params) != q.mean.numel():
             raise ValueError(f"the parts of {name!r} do not fit its matrix")
         entries[name] = Entry(q, params)
     rest = {k.removeprefix("rest/"): t for k, t in tensors.items() if k.startswith("rest/")}

@@ -6,6 +6,7 @@ The first axis k of all parameters counts the weight samples; every sample has t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ CHUNK = 1 << 22  # numbers in the largest temporary of a quantile
 
 
 def log_mean_exp(log_values: Tensor) -> Tensor:
-    """log of the mean of exp over the first axis."""
+    """Log of the mean of exp over the first axis."""
     return torch.logsumexp(log_values, 0) - math.log(log_values.shape[0])
 
 
@@ -58,7 +59,7 @@ class GaussianMixture(Distribution):
         return self.scale.square().mean(0) + self.loc.var(0, correction=0)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log (1/k) Σ N(value; ...), summed over the d outputs of one example: ``(..., b)``."""
+        """Log (1/k) Σ N(value; ...), summed over the d outputs of one example: ``(..., b)``."""
         checks.shape("value", value, tuple(self.loc.shape[1:]))
         z = (value - self.loc) / self.scale
         per_sample = -0.5 * z.square() - self.scale.log() - 0.5 * math.log(2 * math.pi)
@@ -83,7 +84,7 @@ class GaussianMixture(Distribution):
         checks.number("coverage", coverage, open_low=True, high=1.0)
         return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
 
-    def sample(self, sample_shape=torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         """Targets drawn: for each, one weight sample and then its noise."""
         shape = torch.Size(sample_shape) + self.batch_shape
         index = _choose_samples(self.loc, shape, generator)
@@ -155,7 +156,7 @@ class CategoricalMixture(Distribution):
         return self.probs.argmax(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log (1/k) Σ p_k(value): ``(..., b)``."""
+        """Log (1/k) Σ p_k(value): ``(..., b)``."""
         checks.shape("value", value, tuple(self.batch_shape))
         return log_mean_exp(self.logits).gather(-1, value.long().unsqueeze(-1)).squeeze(-1)
 
@@ -168,7 +169,7 @@ class CategoricalMixture(Distribution):
         expected = torch.special.entr(self.logits.exp()).sum(-1).mean(0)
         return (self.entropy() - expected).clamp_min(0.0)
 
-    def sample(self, sample_shape=torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         """Classes drawn."""
         flat = self.probs.reshape(-1, self.logits.shape[-1])
         count = torch.Size(sample_shape).numel()
@@ -216,12 +217,12 @@ class BernoulliMixture(Distribution):
         return self.logits.sigmoid().var(0, correction=0).sqrt()
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log (1/k) Σ p_k(value), the d targets of an example jointly: ``(..., b)``."""
+        """Log (1/k) Σ p_k(value), the d targets of an example jointly: ``(..., b)``."""
         checks.shape("value", value, tuple(self.logits.shape[1:]))
         sign = 2 * value - 1
         return log_mean_exp(torch.nn.functional.logsigmoid(sign * self.logits).sum(-1))
 
-    def sample(self, sample_shape=torch.Size(), generator: torch.Generator | None = None) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         """Targets drawn, 0 or 1; outputs share the weight sample."""
         shape = torch.Size(sample_shape) + self.batch_shape
         index = _choose_samples(self.logits, shape, generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eigenoise.layers import BareParameter, MatrixLayer
 
@@ -37,27 +37,24 @@ class Slot:
 class Swap:
     """Moves whole sets of weights between slots and parameters in single calls.
 
-    Parameters are written in place and their versions move on, so a backward pass that comes too late, after the mean is
-    back, is an error in autograd rather than a wrong gradient.
+    All methods are to be called with gradients disabled. Parameters are written in place and their versions move on, so
+    a backward pass that comes too late, after the mean is back, is an error in autograd rather than a wrong gradient.
     """
 
     def __init__(self, slots: Sequence[Slot]):
         self.slots = list(slots)
-        self.params: list[nn.Parameter] = [p for slot in slots for p in slot.layer.params]
+        self.params: list[Tensor] = [p for slot in slots for p in slot.layer.params]
         self._mean = [view for slot in slots for view in slot.layer.views(slot.mean)]
         self._sample = [view for slot in slots for view in slot.layer.views(slot.sample)]
 
-    @torch.no_grad()
     def read(self) -> None:
         """Means from the parameters."""
         torch._foreach_copy_(self._mean, self.params)
 
-    @torch.no_grad()
     def write(self) -> None:
         """Samples into the parameters."""
         torch._foreach_copy_(self.params, self._sample)
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Means back into the parameters, bit for bit."""
         torch._foreach_copy_(self.params, self._mean)

@@ -87,7 +87,7 @@ class VariationalOptimizer(Optimizer):
         self.likelihood = likelihood
         self.antithetic = antithetic
         self.treatments = {t.layer.name: t for t in treatments}
-        self.slots = [self._make_slot(t) for t in treatments]
+        self.slots: list[Any] = [self._make_slot(t) for t in treatments]
         self.swap = Swap(self.slots)
         device = self.swap.params[0].device
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
@@ -96,6 +96,7 @@ class VariationalOptimizer(Optimizer):
         self._trained = False  # whether this block's loss was backpropagated
         self._mirrored = False  # whether the current sample waits for its mirror image
         self._blocks = 0
+        self._checked: list[Any] = []  # hyperparameters known to be good
         self._loss: Tensor | None = None
         self._mean_loss: Tensor | None = None
         self._drawn = [slot.empty() for slot in self.slots]  # sum of the samples trained with since the last step
@@ -113,8 +114,11 @@ class VariationalOptimizer(Optimizer):
         """Fill every slot's ``sample`` from its ``mean``."""
 
     @abstractmethod
-    def _apply(self) -> None:
-        """Make the step: move every slot's ``mean``, which ``step`` has read and will write back."""
+    def _apply(self, loss: Tensor) -> None:
+        """Make the step: move every slot's ``mean``, which ``step`` has read and will write back.
+
+        It must call ``_stop_at_nan`` before it changes anything if ``loss`` or a gradient is not finite.
+        """
 
     @abstractmethod
     def _distribution(self, slot: Slot) -> Distribution:
@@ -140,10 +144,6 @@ class VariationalOptimizer(Optimizer):
     def _on_loss(self, f: Tensor, loss: Tensor) -> Callable[[Tensor], None] | None:
         """A training loss was computed; what to do when it is backpropagated, given its gradient."""
         return None
-
-    def _pending(self) -> list[Tensor]:
-        """Gathered numbers that must be finite before a step may use them."""
-        return []
 
     def _discard(self) -> None:
         """Forget what was gathered for the next step."""
@@ -182,18 +182,21 @@ class VariationalOptimizer(Optimizer):
                 self._draw(generator or self.generator)
         self._inside, self._trained = True, False
         try:
-            self.swap.write()
+            with torch.no_grad():
+                self.swap.write()
             with self.likelihood.observed_by(self._observe):
                 self._begin_block()
                 yield
         finally:
-            self.swap.restore()
-            self._inside = False
-            self._end_block(self._trained)
+            with torch.no_grad():
+                self.swap.restore()
+                self._inside = False
+                self._end_block(self._trained)
         if self._trained:
+            add = torch._foreach_add_ if self._blocks else torch._foreach_copy_
+            add(self._drawn, [slot.sample for slot in self.slots])
             self._blocks += 1
             self._mirrored = self._blocks % 2 == 1 and not mirror
-            torch._foreach_add_(self._drawn, [slot.sample for slot in self.slots])
 
     def _observe(self, f: Tensor, y: Tensor, loss: Tensor) -> None:
         """Called by the likelihood for every training loss; what follows happens only if it is backpropagated."""
@@ -218,15 +221,15 @@ class VariationalOptimizer(Optimizer):
         """
         if self._inside and self._blocks and self.samples > 1 and not self._in_closure:
             raise RuntimeError(
-                f"zero_grad() inside weight sample {self._blocks + 1} of {self.samples} would drop the gradients of the "
-                "earlier ones: call it before the first sampled_params() block"
+                f"zero_grad() inside weight sample {self._blocks + 1} of {self.samples} would drop the gradients "
+                "of the earlier ones: call it before the first sampled_params() block"
             )
         if not self._in_closure:
             self._forget()
         super().zero_grad(set_to_none)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step from the gradients of the ``sampled_params()`` blocks since the last.
 
         Args:
@@ -244,24 +247,18 @@ class VariationalOptimizer(Optimizer):
             raise RuntimeError(
                 "step() inside sampled_params() would move the sample, not the mean: leave the block first"
             )
-        self._check_hyper(self.param_groups[0])
+        group = self.param_groups[0]
+        values = [value for key, value in group.items() if key != "params"]
+        if values != self._checked:
+            self._check_hyper(group)
+            self._checked = values
         result = None if closure is None else self._run(closure)
         self._check_ready()
-        grads = [p.grad for p in self.swap.params if p.grad is not None]
-        known = [*grads, *self._pending(), *([] if self._loss is None else [self._loss])]
-        if not checks.all_finite(known):
-            culprit = "the loss" if self._loss is not None and not checks.all_finite([self._loss]) else None
-            culprit = culprit or ("a gradient" if not checks.all_finite(grads) else "an activation statistic")
-            self._forget()
-            raise checks.NotFiniteError(
-                f"{culprit} is NaN or infinite at step {self.steps}: the mean weights are unchanged; check the batch, or "
-                "lower lr or set a clip"
-            )
+        assert self._loss is not None
         self.swap.read()
-        self._apply()
+        self._apply(self._loss)
         self.swap.restore()
         self.likelihood.update(self.param_groups[0]["num_data"])
-        assert self._loss is not None
         rate = 1 / min(self.steps + 1, 100)
         self._mean_loss = self._loss if self._mean_loss is None else torch.lerp(self._mean_loss, self._loss, rate)
         self.steps += 1
@@ -295,17 +292,31 @@ class VariationalOptimizer(Optimizer):
             )
         if self._blocks % self.samples:
             raise RuntimeError(
-                f"step() needs {self.samples} sampled_params() blocks, one for each weight sample, but {self._blocks} ran"
+                f"step() needs {self.samples} sampled_params() blocks, one for each sample, but {self._blocks} ran"
             )
         if all(p.grad is None for p in self.swap.params):
             raise RuntimeError("step() found no gradients: call backward() inside sampled_params(), then step()")
 
+    def _stop_at_nan(self, loss: Tensor) -> None:
+        """Drop this step's gradients and statistics and raise, naming what is not finite."""
+        grads = [p.grad for p in self.swap.params if p.grad is not None]
+        if not checks.all_finite([loss]):
+            culprit, remedy = "the loss", "check this batch's inputs and targets, or lower lr"
+        elif not checks.all_finite(grads):
+            culprit, remedy = "a gradient", "check this batch's inputs and targets, or lower lr"
+        else:
+            culprit, remedy = "a statistic or the step", "check this batch's inputs, or raise damping or kl_weight"
+        self._forget()
+        raise checks.NotFiniteError(
+            f"{culprit} is NaN or infinite at step {self.steps}: the mean weights are unchanged; {remedy}"
+        )
+
     def _forget(self) -> None:
         """Start gathering for the next step."""
+        if self._loss is not None:  # something was gathered
+            self.likelihood.discard()
+            self._discard()
         self._blocks, self._loss, self._mirrored = 0, None, False
-        torch._foreach_zero_(self._drawn)
-        self.likelihood.discard()
-        self._discard()
 
     # Looking.
 
@@ -396,7 +407,7 @@ class VariationalOptimizer(Optimizer):
 
     # Keeping.
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs beside the model's own state dict; plain tensors, numbers and dicts."""
         self._outside("state_dict()")
         own = {
@@ -409,7 +420,7 @@ class VariationalOptimizer(Optimizer):
         }
         return {**super().state_dict(), "eigenoise": own}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave; the dict is left as it is.
 
         Raises:

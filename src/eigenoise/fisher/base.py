@@ -8,6 +8,8 @@ spectrum are and how statistics move them; everything asked of F follows here, o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +40,7 @@ class Fisher(ABC):
     ):
         self.shape = tuple(shape)
         self.init = checks.number("init", init, open_low=True)
-        self.options = {"dtype": dtype or torch.get_default_dtype(), "device": device}
+        self.options: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         self.event_dims = 2
         self._cache: dict[tuple[str, float], Tensor] = {}
 
@@ -106,7 +108,7 @@ class Fisher(ABC):
         return self.unrotate(X * self._inverse_root(damping))
 
     def logdet(self, damping: float) -> Tensor:
-        """log det(F + γI), one number for each leading index."""
+        """Log det(F + γI), one number for each leading index."""
         return self.spectrum(damping).log().flatten(-self.event_dims).sum(-1)
 
     def inv_trace(self, damping: float) -> Tensor:
@@ -130,7 +132,7 @@ class Fisher(ABC):
     def _inverse_root(self, damping: float) -> Tensor:
         return self._cached("root", damping, lambda s: s.rsqrt())
 
-    def _cached(self, kind: str, damping: float, of) -> Tensor:
+    def _cached(self, kind: str, damping: float, of: Callable[[Tensor], Tensor]) -> Tensor:
         """An elementwise function of the spectrum, kept until the spectrum moves."""
         key = (kind, damping)
         if key not in self._cache:

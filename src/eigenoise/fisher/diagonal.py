@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
@@ -18,7 +20,7 @@ class Diagonal(Fisher):
     gradient summed over the batch through ``update_from_sum``.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, event_dims: int = 2, **options):
+    def __init__(self, shape: tuple[int, ...], *, event_dims: int = 2, **options: Any):
         super().__init__(shape, **options)
         self.event_dims = event_dims
         self.r = torch.full(self.shape, self.init, **self.options)

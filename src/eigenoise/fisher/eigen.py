@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -21,7 +23,7 @@ class Eigen(Fisher):
     over as the diagonal of the same matrix in the new basis.
     """
 
-    def __init__(self, shape: tuple[int, ...], **options):
+    def __init__(self, shape: tuple[int, ...], **options: Any):
         super().__init__(shape, **options)
         self.factors = KroneckerFactors(self.shape, self.init, self.options)
         self.R = torch.full(self.shape, self.init, **self.options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -25,7 +27,7 @@ class Kronecker(Fisher):
         **options: as for ``Fisher``.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options):
+    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
         self.factors = KroneckerFactors(self.shape, self.init, self.options)

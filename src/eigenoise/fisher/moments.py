@@ -37,9 +37,8 @@ def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: T
         g = g.unsqueeze(-4)
     b, t, n = a.shape[-3:]
     v, p = g.shape[-4], g.shape[-1]
-    rotated = q_out is not None and q_in is not None
     rotate_first = t == 1 or t * (n * n + p * p) <= p * n * (p + n)
-    if rotated and rotate_first:
+    if q_out is not None and q_in is not None and rotate_first:
         a = _times(a, q_in)
         g = _times(g.flatten(-4, -3), q_out).unflatten(-3, (v, b))
     if t == 1:
@@ -49,7 +48,7 @@ def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: T
     total = torch.zeros(*a.shape[:-3], p, n, dtype=a.dtype, device=a.device)
     for a_part, g_part in zip(a.split(size, -3), g.split(size, -3), strict=True):
         gradients = (g_part.mT @ a_part.unsqueeze(-4)).flatten(-4, -3)  # (..., v·b, p, n)
-        if rotated and not rotate_first:
+        if q_out is not None and q_in is not None and not rotate_first:
             gradients = q_out.unsqueeze(-3).mT @ _times(gradients, q_in)
         total += gradients.square_().sum(-3)
     return total

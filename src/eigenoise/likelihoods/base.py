@@ -45,7 +45,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y | f) for each term, shape ``f.shape[:-1]``; the mean over q where the likelihood has a posterior."""
+        """Log p(y | f) for each term, shape ``f.shape[:-1]``; the mean over q where the likelihood has a posterior."""
 
     @abstractmethod
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -69,13 +69,13 @@ class Likelihood(ABC):
         """KL from the likelihood's own posterior to its prior; 0 if it has none."""
         return torch.zeros(() if self.stack is None else (self.stack,))
 
-    def observe(self, f: Tensor, y: Tensor) -> None:
+    def observe(self, f: Tensor, y: Tensor) -> None:  # noqa: B027
         """See one training batch; used by likelihoods that learn."""
 
-    def update(self, num_data: int) -> None:
+    def update(self, num_data: int) -> None:  # noqa: B027
         """Learn from what was observed since the last call."""
 
-    def discard(self) -> None:
+    def discard(self) -> None:  # noqa: B027
         """Forget what was observed since the last ``update``."""
 
     def config(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class CategoricalLikelihood(Likelihood):
                 )
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log softmax(f)[y]."""
+        """Log softmax(f)[y]."""
         flat = functional.cross_entropy(f.flatten(0, -2), y.flatten().long(), reduction="none")
         return -flat.reshape(y.shape)
 
@@ -64,7 +64,7 @@ class BernoulliLikelihood(Likelihood):
             raise ValueError("y must hold only 0 and 1")
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log p(y | f), summed over the d targets."""
+        """Log p(y | f), summed over the d targets."""
         return -functional.binary_cross_entropy_with_logits(f, y.to(f.dtype), reduction="none").sum(-1)
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:

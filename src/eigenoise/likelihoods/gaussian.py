@@ -55,16 +55,14 @@ class GaussianLikelihood(Likelihood):
         self.method = checks.choice("update", update, UPDATES)
         self.lr = checks.number("lr", lr, open_low=True)
         shape = () if stack is None else (stack,)
-        start = 1.0 if self.precision is None else self.precision
         # q(τ) starts with the prior's shape and mean 1: targets are usually standardised.
-        self.log_ab = torch.tensor([self.prior[0], self.prior[0] / start], dtype=torch.float64).log()
-        self.log_ab = self.log_ab.reshape(2, *(1 for _ in shape)).repeat(1, *shape)
-        self.residual = torch.zeros(shape, dtype=torch.float64)  # moving average of squared residuals, summed over d
+        self.a, self.b = (torch.full(shape, self.prior[0], dtype=torch.float64) for _ in range(2))
+        self.residual = torch.zeros(shape, dtype=torch.float64)  # average squared residual, summed over the d outputs
         self.steps = 0
         self._residual = PendingMean()
         self._outputs = 1
-        self._adam = torch.optim.Adam([self.log_ab], lr=lr)
-        self._refresh()
+        self._adam = AdamOnLogs(lr)
+        self._cached: tuple[Tensor, Tensor] | None = None
 
     @property
     def posterior(self) -> Gamma:
@@ -75,13 +73,12 @@ class GaussianLikelihood(Likelihood):
         """
         if self.precision is not None:
             raise ValueError(f"the precision is known to be {self.precision:g}: there is no posterior over it")
-        a, b = self.log_ab.exp()
-        return Gamma(a, b)
+        return Gamma(self.a, self.b)
 
     @property
     def tau(self) -> Tensor:
         """E[τ], ``()`` or ``(s,)``."""
-        return self._tau
+        return self.a / self.b if self.precision is None else torch.full_like(self.b, self.precision)
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Targets must have the shape of the output."""
@@ -93,7 +90,7 @@ class GaussianLikelihood(Likelihood):
         return 0.5 * (f.shape[-1] * (log_tau - LOG_2PI) - tau * (y - f).square().sum(-1))
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """f plus noise of precision E[τ]."""
+        """F plus noise of precision E[τ]."""
         noise = torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
         return f + noise / self._moments(f)[0].unsqueeze(-1).sqrt()
 
@@ -109,8 +106,9 @@ class GaussianLikelihood(Likelihood):
         """A mixture of normals; with a posterior over τ each weight sample comes with its own draw of τ."""
         shape = (f.shape[0], *self.residual.shape)
         if self.precision is None:
-            a, b = self.log_ab.to(f.device if generator is None else generator.device).exp()
-            tau = torch._standard_gamma(a.expand(shape).contiguous(), generator) / b
+            device = f.device if generator is None else generator.device
+            unit = torch._standard_gamma(self.a.to(device).expand(shape).contiguous(), generator)
+            tau = unit / self.b.to(device)
         else:
             tau = torch.full(shape, self.precision, dtype=f.dtype)
         tau = tau.to(f).reshape(f.shape[0], *(1,) * (f.ndim - 1 - len(shape[1:]) - 2), *shape[1:], 1, 1)
@@ -121,23 +119,19 @@ class GaussianLikelihood(Likelihood):
         if self.precision is not None:
             return torch.zeros_like(self.residual)
         q = self.posterior
-        return kl_divergence(q, Gamma(*(torch.full_like(q.rate, value) for value in self.prior)))
+        prior = Gamma(torch.full_like(q.rate, self.prior[0]), torch.full_like(q.rate, self.prior[1]))
+        return kl_divergence(q, prior)
 
     def observe(self, f: Tensor, y: Tensor) -> None:
         """Gather squared residuals."""
         if self.precision is None:
             squared = (y - f).detach().square().sum(-1)
-            total = squared.sum() if self.stack is None else squared.flatten(0, -3).sum((0, -1))
+            total = squared.sum() if self.stack is None else squared.reshape(-1, *squared.shape[-2:]).sum((0, 2))
             count = squared.numel() if self.stack is None else squared.numel() // self.stack
-            if self.residual.device != f.device:
-                self._move(f.device)
+            if self.residual.device != f.device:  # follow the model, so that learning never waits for the host
+                self.a, self.b, self.residual = (t.to(f.device) for t in (self.a, self.b, self.residual))
             self._residual.add(total.double(), count)
             self._outputs = f.shape[-1]
-
-    def _move(self, device: torch.device) -> None:
-        """Follow the model to its device, so that learning never waits for a copy to the host."""
-        self.log_ab.data, self.residual = self.log_ab.to(device), self.residual.to(device)
-        self._refresh()
 
     def update(self, num_data: int) -> None:
         """Move q(τ) by what was observed."""
@@ -147,19 +141,16 @@ class GaussianLikelihood(Likelihood):
         if self.method == "closed-form":
             rate = max(1 / self.steps, min(1.0, self._residual.count / num_data))
             self._residual.blend_into(self.residual, rate)
-            a = self.prior[0] + 0.5 * num_data * self._outputs
-            b = self.prior[1] + 0.5 * num_data * self.residual
-            self.log_ab[0].fill_(math.log(a))
-            self.log_ab[1].copy_(b.log())
+            self.a.fill_(self.prior[0] + 0.5 * num_data * self._outputs)
+            self.b = self.prior[1] + 0.5 * num_data * self.residual
         else:
             self._residual.blend_into(self.residual, 1.0)
-            self.log_ab.grad = -self._elbo_gradient(num_data) / num_data
-            self._adam.step()
-        self._refresh()
+            self.a, self.b = self._adam.step((self.a, self.b), self._elbo_gradient(num_data) / -num_data)
+        self._cached = None
 
     def _elbo_gradient(self, num_data: int) -> Tensor:
-        """Gradient of N·E_q[log N(y; f, 1/τ)] − KL(q ‖ prior) by (log a, log b), shape of ``log_ab``."""
-        (a, b), (a0, b0) = self.log_ab.exp(), self.prior
+        """Gradient of N·E_q[log N(y; f, 1/τ)] − KL(q ‖ prior) by (log a, log b), ``(2, ...)``."""
+        a, b, (a0, b0) = self.a, self.b, self.prior
         trigamma = torch.polygamma(1, a)
         half = 0.5 * num_data
         by_a = half * (self._outputs * trigamma - self.residual / b) - (a - a0) * trigamma - b0 / b + 1
@@ -182,12 +173,8 @@ class GaussianLikelihood(Likelihood):
 
     def state_dict(self) -> dict[str, Any]:
         """q(τ), the averaged residual, the counter and Adam's moments."""
-        return {
-            "log_ab": self.log_ab,
-            "residual": self.residual,
-            "steps": torch.tensor(self.steps),
-            **{f"adam.{name}": value for name, value in self._adam.state.get(self.log_ab, {}).items()},
-        }
+        own = {"a": self.a, "b": self.b, "residual": self.residual, "steps": torch.tensor(self.steps)}
+        return {**own, **self._adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave.
@@ -195,36 +182,53 @@ class GaussianLikelihood(Likelihood):
         Raises:
             ValueError: if a tensor is missing or has another shape.
         """
-        for name in ("log_ab", "residual"):
+        for name in ("a", "b", "residual", "steps"):
             if name not in state:
                 raise ValueError(f"GaussianLikelihood: the state must hold {name!r}, but it holds {sorted(state)}")
-            checks.shape(f"GaussianLikelihood: {name}", state[name], tuple(getattr(self, name).shape))
-        self.log_ab.copy_(state["log_ab"])
-        self.residual.copy_(state["residual"])
+            if name != "steps":
+                checks.shape(f"GaussianLikelihood: {name}", state[name], tuple(self.a.shape))
+        self.a, self.b, self.residual = (state[name].detach().clone() for name in ("a", "b", "residual"))
         self.steps = int(state["steps"])
-        moments = {name.removeprefix("adam."): v.clone() for name, v in state.items() if name.startswith("adam.")}
-        self._adam.state.clear()
-        if moments:
-            self._adam.state[self.log_ab] = moments
+        self._adam.load_state_dict(state)
         self.discard()
-        self._refresh()
-
-    def _refresh(self) -> None:
-        """E[τ] and E[log τ] of the current q, kept until it moves."""
-        if self.precision is None:
-            a, b = self.log_ab.exp()
-            self._tau, self._log_tau = a / b, torch.digamma(a) - self.log_ab[1]
-        else:
-            self._tau = torch.full_like(self.residual, self.precision)
-            self._log_tau = self._tau.log()
-        self._cached: tuple[Tensor, Tensor] | None = None
+        self._cached = None
 
     def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """E[τ] and E[log τ] like ``f``, shaped to broadcast against ``(..., s, b)`` or ``(..., b)``."""
         if self._cached is None or self._cached[0].dtype != f.dtype or self._cached[0].device != f.device:
-            tau, log_tau = self._tau.to(f), self._log_tau.to(f)
-            self._cached = (tau, log_tau) if self.stack is None else (tau.unsqueeze(-1), log_tau.unsqueeze(-1))
+            tau = self.tau
+            log_tau = tau.log() if self.precision is not None else torch.digamma(self.a) - self.b.log()
+            both = torch.stack([tau, log_tau]).to(f)
+            tau, log_tau = both if self.stack is None else both.unsqueeze(-1)
+            self._cached = tau, log_tau
         return self._cached
+
+
+class AdamOnLogs:
+    """Adam on the logarithms of positive numbers, by torch's own."""
+
+    def __init__(self, lr: float):
+        self.lr = lr
+        self._state: dict[str, Tensor] = {}
+
+    def step(self, values: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
+        """``values`` one step down the ``gradient`` by their logarithms, ``(len(values), ...)``."""
+        logs = torch.stack(values).log()
+        logs.grad = gradient
+        adam = torch.optim.Adam([logs], lr=self.lr)
+        if self._state:
+            adam.state[logs] = self._state
+        adam.step()
+        self._state = adam.state[logs]
+        return logs.exp()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Adam's moments and counter, by name."""
+        return {f"adam.{name}": value for name, value in self._state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over the entries that ``state_dict`` gave."""
+        self._state = {k.removeprefix("adam."): v.clone() for k, v in state.items() if k.startswith("adam.")}
 
 
 class HeteroscedasticGaussianLikelihood(Likelihood):
@@ -237,10 +241,10 @@ class HeteroscedasticGaussianLikelihood(Likelihood):
                 "the model's last axis must hold d means and d log-variances, an even number, "
                 f"but its size is {f.shape[-1]}"
             )
-        _check_targets(f.shape[:-1] + (f.shape[-1] // 2,), y)
+        _check_targets(torch.Size((*f.shape[:-1], f.shape[-1] // 2)), y)
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """log N(y; m, eˢ), summed over the d outputs."""
+        """Log N(y; m, eˢ), summed over the d outputs."""
         mean, log_var = f.chunk(2, -1)
         return -0.5 * ((y - mean).square() * (-log_var).exp() + log_var + LOG_2PI).sum(-1)
 
