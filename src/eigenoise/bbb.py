@@ -117,9 +117,9 @@ class BayesByBackprop(VariationalOptimizer):
             gradient = slot.empty()
             for view, param in zip(slot.layer.views(gradient), slot.layer.params, strict=True):
                 earlier, value = next(before)
-                grad = param.grad
+                grad: Tensor | None = param.grad
                 if grad is not None:
-                    view.copy_(grad - value if value is not None and grad is earlier else grad)
+                    view.copy_(grad if value is None or grad is not earlier else grad - value)
             if slot.noisy:
                 own = gradient * (slot.sample - slot.mean) / slot.std
                 slot.rho.grad = own if slot.rho.grad is None else slot.rho.grad + own

@@ -321,6 +321,7 @@ class VariationalOptimizer(Optimizer):
     # Looking.
 
     @property
+    @torch.no_grad()
     def posterior(self) -> Posterior:
         """The current posterior, detached from training: ``posterior["layer.name"]`` is a distribution."""
         self._outside("posterior")
@@ -336,6 +337,7 @@ class VariationalOptimizer(Optimizer):
         rest = {k: v.detach().clone() for k, v in self.model.state_dict().items() if k not in covered}
         return Posterior(entries, rest, copy.deepcopy(self.likelihood))
 
+    @torch.no_grad()
     def kl(self) -> Tensor:
         """KL(q(w) ‖ N(0, ηI)), all layers together; ``(s,)`` for a stack of models."""
         self._outside("kl()")
