@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -167,7 +168,7 @@ class BayesByBackprop(VariationalOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
         super().load_state_dict(state_dict)
-        self._adam.load_state_dict(state_dict["eigenoise"]["adam"])
+        self._adam.load_state_dict(copy.deepcopy(state_dict["eigenoise"]["adam"]))
 
     def _describe(self, slot: Slot) -> str:
         assert isinstance(slot, RhoSlot)

@@ -16,6 +16,7 @@ from eigenoise.bbb import BayesByBackprop
 from eigenoise.likelihoods import GaussianLikelihood
 from eigenoise.optim import NoisyAdam, NoisyEKFAC, NoisyKFAC
 from eigenoise.predict import predict
+from eigenoise.predictive import GaussianMixture
 
 METHODS: dict[str, Callable[..., Any]] = {
     "BBB": BayesByBackprop,
@@ -73,6 +74,7 @@ def run(
         on_epoch(epoch, value)
     scale = splits.y_std.flatten()
     predicted = predict(model, optimizer, splits.x_test, samples=settings.test_samples)
+    assert isinstance(predicted, GaussianMixture)
     return Result(
         method=method,
         rmse=metrics.rmse(predicted.mean, splits.y_test) * scale,

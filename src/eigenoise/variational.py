@@ -268,10 +268,11 @@ class VariationalOptimizer(Optimizer):
     def _run(self, closure: Callable[[], Any]) -> Any:
         """Call ``closure`` for each weight sample; it may clear gradients itself, so they are summed here."""
         self.zero_grad()
-        total: list[Tensor | None] = [None] * len(self.swap.params)
+        params = self.param_groups[0]["params"]
+        total: list[Tensor | None] = [None] * len(params)
         losses = []
         for _ in range(self.samples):
-            for param in self.swap.params:
+            for param in params:
                 param.grad = None
             self._in_closure = True
             try:
@@ -279,9 +280,9 @@ class VariationalOptimizer(Optimizer):
                     losses.append(closure())
             finally:
                 self._in_closure = False
-            grads = [p.grad for p in self.swap.params]
+            grads = [param.grad for param in params]
             total = [g if t is None else t if g is None else t + g for t, g in zip(total, grads, strict=True)]
-        for param, grad in zip(self.swap.params, total, strict=True):
+        for param, grad in zip(params, total, strict=True):
             param.grad = grad
         return sum(losses) / len(losses)
 

@@ -35,12 +35,12 @@ class Diagonal(Fisher):
             self._r.add(squared_gradients(a, g), terms or a.shape[-3])
 
     def update_from_sum(self, total: Tensor, terms: int) -> None:
-        """Take in the gradient of the summed log-likelihood, shape ``shape``.
+        """Take in gradients of the summed log-likelihood, ``(v, *shape)``, along v vectors as for ``update``.
 
         With targets drawn from the model the scores of different terms are independent with mean zero, so the square
         of their sum is an unbiased estimate of the sum of their squares.
         """
-        self._r.add(total.to(self.r.dtype).square(), terms)
+        self._r.add(total.to(self.r.dtype).square().sum(0), terms)
 
     def commit(self, ema_factors: float, ema_scale: float) -> None:
         """Blend the pending mean into r with the rate of the scale."""

@@ -1,0 +1,17 @@
+"""One thread and double precision for every test; a test that wants float32 says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _float64_and_seed():
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_num_threads(threads)
