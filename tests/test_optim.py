@@ -46,7 +46,7 @@ def step(opt, x, y):
 
 @torch.no_grad()
 def means(opt):
-    opt.swap.read()
+    opt.blocks.swap.read()
     return [slot.mean.clone() for slot in opt.slots]
 
 

@@ -94,7 +94,7 @@ class BayesByBackprop(VariationalOptimizer):
         return RhoSlot(treatment.layer, self.init_std, treatment.noisy)
 
     def _group_params(self) -> list[Tensor]:
-        return [*self.swap.params, *(slot.rho for slot in self.slots if slot.noisy)]
+        return [*self.params, *(slot.rho for slot in self.slots if slot.noisy)]
 
     def _draw(self, generator: torch.Generator) -> None:
         for slot in self.slots:
@@ -107,7 +107,7 @@ class BayesByBackprop(VariationalOptimizer):
 
     def _begin_block(self) -> None:
         """Note the gradients so far: only this block's own belong to this block's noise."""
-        self._before = [(p.grad, None if p.grad is None else p.grad.clone()) for p in self.swap.params]
+        self._before = [(p.grad, None if p.grad is None else p.grad.clone()) for p in self.params]
 
     def _end_block(self, trained: bool) -> None:
         """Add gradient × noise of this block to the gradient by σ, kept in ``rho.grad``."""
@@ -126,7 +126,7 @@ class BayesByBackprop(VariationalOptimizer):
                 slot.rho.grad = own if slot.rho.grad is None else slot.rho.grad + own
 
     def _apply(self, loss: Tensor) -> None:
-        if not checks.all_finite([loss, *(p.grad for p in self.swap.params if p.grad is not None)]):
+        if not checks.all_finite([loss, *(p.grad for p in self.params if p.grad is not None)]):
             self._stop_at_nan(loss)
         group = self.param_groups[0]
         weight, prior_var = group["kl_weight"] / group["num_data"], group["prior_var"]
@@ -140,7 +140,7 @@ class BayesByBackprop(VariationalOptimizer):
                 slot.rho.grad = by_std * torch.sigmoid(slot.rho)  # dσ/dρ
         self._adam.param_groups[0].update({k: group[k] for k in ("lr", "betas", "eps")})
         self._adam.step()
-        self.swap.read()
+        self.blocks.swap.read()
 
     def _distribution(self, slot: Slot) -> Distribution:
         assert isinstance(slot, RhoSlot)

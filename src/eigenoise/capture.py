@@ -16,14 +16,19 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from eigenoise.layers import MatrixLayer
 
+Joined = tuple[MatrixLayer, Tensor, Tensor]  # layer, a (..., b, t, n), g (..., v, b, t, p)
+
 
 class Call:
-    """One call of one layer: its input and the place of its output in the graph."""
+    """One call of one layer: its input, the place of its output in the graph, and perhaps the gradient there."""
 
     def __init__(self, layer: MatrixLayer, x: Tensor, edge: GradientEdge):
         self.layer, self.x, self.edge = layer, x, edge
         self.g: Tensor | None = None
-        self.backward: object = None  # which backward pass delivered g
+
+    def receive(self, g: Tensor) -> None:
+        """Keep a gradient that the user's backward pass brought."""
+        self.g = g.detach()
 
 
 class Capture:
@@ -37,10 +42,11 @@ class Capture:
     def __init__(self, layers: Sequence[MatrixLayer], bare: Sequence[nn.Parameter]):
         self.layers, self.bare = list(layers), list(bare)
         self.calls: list[Call] = []
-        self._handles: list = []
+        self._handles: list[Any] = []
+        self._expecting: list[Tensor | None] = []
 
-    def open(self, on_backward: bool = False) -> None:
-        """Put the hooks on; with ``on_backward`` calls also receive the gradient of the user's own backward pass."""
+    def open(self, receive: bool = False) -> None:
+        """Put the hooks on; with ``receive`` they also catch the gradients of the user's own backward pass."""
         for layer in self.layers:
 
             def hook(module, args, kwargs, output, layer=layer):
@@ -50,12 +56,15 @@ class Capture:
                     output = output.clone()
                 x = args[0] if args else kwargs["input"]
                 call = Call(layer, x.detach(), get_gradient_edge(output))
-                if on_backward:
-                    output.register_hook(lambda g: setattr(call, "g", g))
+                if receive:
+                    output.register_hook(call.receive)
                 self.calls.append(call)
                 return output
 
             self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+        if receive:
+            for i, param in enumerate(self.bare):
+                self._handles.append(param.register_hook(lambda g, i=i: self._receive_bare(i, g)))
 
     def close(self) -> None:
         """Take the hooks off and forget all calls."""
@@ -63,35 +72,57 @@ class Capture:
             handle.remove()
         self._handles.clear()
         self.calls.clear()
+        self._expecting = []
 
-    def backward(
-        self, f: Tensor, vectors: Tensor
-    ) -> tuple[list[tuple[MatrixLayer, Tensor, Tensor]], list[Tensor | None]]:
+    def backward(self, f: Tensor, vectors: Tensor) -> tuple[list[Joined], list[Tensor | None]]:
         """Gradients of ``f`` along ``vectors (v, *f.shape)`` at every call that ``f`` came from.
 
         Those calls are done with afterwards. The graph stays for the user's own backward pass, and no ``.grad`` is
         touched.
 
         Returns:
-            For each layer that ``f`` came from: layer, a ``(..., b, t, n)``, g ``(..., v, b, t, p)``; and for each bare
-            parameter ``(v, *shape)`` or None.
+            What ``join`` gives for those calls; and for each bare parameter ``(v, *shape)`` or None.
         """
         wanted: list[Any] = [*(call.edge for call in self.calls), *self.bare]
+        if not wanted:
+            return [], []
         columns = [torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True) for u in vectors]
         gradients = [None if rows[0] is None else torch.stack(rows) for rows in zip(*columns, strict=True)]
-        count = len(self.calls)
-        used = [(call, g) for call, g in zip(self.calls, gradients, strict=False) if g is not None]
-        self.calls = [call for call, g in zip(self.calls, gradients, strict=False) if g is None]
-        return _join(used), gradients[count:]
+        at_calls, at_bare = gradients[: len(self.calls)], gradients[len(self.calls) :]
+        used = [(call, g) for call, g in zip(self.calls, at_calls, strict=True) if g is not None]
+        self.calls = [call for call, g in zip(self.calls, at_calls, strict=True) if g is None]
+        return join(used), at_bare
 
-    def received(self, backward: object) -> list[tuple[MatrixLayer, Tensor, Tensor]]:
-        """What the user's backward pass ``backward`` delivered, as ``backward`` returns it, with v = 1."""
-        used = [(call, call.g.unsqueeze(0)) for call in self.calls if call.g is not None and call.backward is backward]
-        return _join(used)
+    def calls_behind(self, f: Tensor) -> list[Call]:
+        """The calls that ``f`` came from, by walking its graph; they are done with afterwards."""
+        seen, front = set(), [f.grad_fn]
+        while front:
+            node = front.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                front.extend(parent for parent, _ in node.next_functions)
+        behind = [call for call in self.calls if call.edge.node in seen]
+        self.calls = [call for call in self.calls if call.edge.node not in seen]
+        return behind
+
+    def expect_bare(self) -> list[Tensor | None]:
+        """A list, one place for each bare parameter, that the backward pass now beginning will fill."""
+        self._expecting = [None] * len(self.bare)
+        return self._expecting
+
+    def _receive_bare(self, index: int, g: Tensor) -> None:
+        if self._expecting:
+            self._expecting[index] = g.detach()
 
 
-def _join(used: list[tuple[Call, Tensor]]) -> list[tuple[MatrixLayer, Tensor, Tensor]]:
-    """Canonical form, layer by layer; several calls of one layer in one forward pass become further positions."""
+def join(used: Sequence[tuple[Call, Tensor]]) -> list[Joined]:
+    """Calls of one forward pass and gradients ``(v, ...)`` at their outputs, layer by layer in the canonical form.
+
+    Several calls of one layer become further positions, so that an example's gradient is the sum over them.
+
+    Raises:
+        ValueError: if a layer's calls have batches of different sizes.
+    """
     by_layer: dict[int, list[tuple[Call, Tensor]]] = {}
     for pair in used:
         by_layer.setdefault(id(pair[0].layer), []).append(pair)
@@ -100,8 +131,8 @@ def _join(used: list[tuple[Call, Tensor]]) -> list[tuple[MatrixLayer, Tensor, Te
         layer = calls[0][0].layer
         a = [layer.activations(call.x) for call, _ in calls]
         g = [torch.stack([layer.gradients(vector) for vector in vectors], -4) for _, vectors in calls]
-        if len({part.shape[-3] for part in a}) > 1:
-            sizes = [part.shape[-3] for part in a]
+        sizes = [part.shape[-3] for part in a]
+        if len(set(sizes)) > 1:
             raise ValueError(
                 f"layer {layer.name!r} was called {len(a)} times in one forward pass with batches of {sizes}: "
                 "its examples cannot be matched; call it with equal batches"

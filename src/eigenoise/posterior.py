@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,11 @@ class Entry:
 
     distribution: Distribution
     params: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape), weight first
+
+    @classmethod
+    def of(cls, distribution: Distribution, names: Sequence[str], params: Sequence[Tensor]) -> Entry:
+        """The entry that fills ``params``."""
+        return cls(distribution, tuple((name, tuple(p.shape)) for name, p in zip(names, params, strict=True)))
 
     def unpack(self, matrix: Tensor) -> dict[str, Tensor]:
         """The matrix ``(..., p, n)`` as parameters by name."""
@@ -66,6 +71,15 @@ class Posterior(Mapping[str, Distribution]):
         self.entries = dict(entries)
         self.rest = dict(rest)
         self.likelihood = likelihood
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, entries: Mapping[str, Entry], likelihood: likelihoods.Likelihood | None = None
+    ) -> Posterior:
+        """A posterior whose rest is the state of ``model`` that ``entries`` do not fill, copied."""
+        filled = {name for entry in entries.values() for name, _ in entry.params}
+        rest = {k: v.detach().clone() for k, v in model.state_dict().items() if k not in filled}
+        return cls(entries, rest, likelihood)
 
     def __getitem__(self, name: str) -> Distribution:
         if name not in self.entries:

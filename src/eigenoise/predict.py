@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 from eigenoise import checks
 from eigenoise.likelihoods import Likelihood
 from eigenoise.posterior import Posterior
+from eigenoise.swap import evaluating
 from eigenoise.variational import VariationalOptimizer
 
 
@@ -77,15 +78,3 @@ def predict(
             with block():
                 outputs.append(torch.cat([model(part) for part in x.split(chunk_size, axis)], axis))
     return likelihood.predictive(torch.stack(outputs), generator)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within the block every module is in evaluation mode; afterwards each is in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

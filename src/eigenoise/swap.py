@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eigenoise.layers import BareParameter, MatrixLayer
 
@@ -58,3 +59,15 @@ class Swap:
     def restore(self) -> None:
         """Means back into the parameters, bit for bit."""
         torch._foreach_copy_(self.params, self._mean)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the block every module is in evaluation mode; afterwards each is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -100,3 +100,16 @@ def _check_parameters(model: nn.Module) -> None:
                 "untie them, or freeze one with requires_grad_(False)"
             )
         seen[id(param)] = name
+
+
+def describe(model: nn.Module, kinds: Mapping[str, tuple[MatrixLayer | BareParameter, str]]) -> list[str]:
+    """One line for each parameter of ``model``: its name, its matrix's shape and what it gets; frozen ones last.
+
+    Args:
+        model: the model.
+        kinds: for each entry of ``treat``, by name, the layer and a word for its treatment.
+    """
+    rows = [(name, f"{tuple(layer.shape)}  {kind}") for layer, kind in kinds.values() for name in layer.param_names]
+    rows += [(name, "frozen, left alone") for name, param in model.named_parameters() if not param.requires_grad]
+    width = max(len(name) for name, _ in rows)
+    return [f"  {name:{width}}  {about}" for name, about in rows]

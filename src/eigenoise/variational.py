@@ -9,38 +9,20 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.optim import Optimizer
 
-from eigenoise import checks
+from eigenoise import checks, state
+from eigenoise.blocks import Blocks
+from eigenoise.elbo import ElboTerms, expected_log_likelihood
 from eigenoise.likelihoods import Likelihood
 from eigenoise.posterior import Entry, Posterior
-from eigenoise.swap import Slot, Swap
-from eigenoise.treatment import Treatment, treat
-
-
-class ElboTerms(NamedTuple):
-    """The evidence lower bound and its parts, sums over all ``num_data`` terms; ``(s,)`` for a stack of models."""
-
-    log_likelihood: Tensor  # E_q[log p(D | w, τ)]
-    kl_weights: Tensor  # KL(q(w) ‖ p(w))
-    kl_noise: Tensor  # KL(q(τ) ‖ p(τ))
-    kl_weight: float  # λ
-    num_data: int
-
-    @property
-    def value(self) -> Tensor:
-        """E_q[log p(D | w)] − λ·KL(q(w) ‖ p(w)) − KL(q(τ) ‖ p(τ)) (eq. 8)."""
-        return self.log_likelihood - self.kl_weight * self.kl_weights - self.kl_noise
-
-    @property
-    def per_example(self) -> Tensor:
-        """``value`` for each of the ``num_data`` terms."""
-        return self.value / self.num_data
+from eigenoise.swap import Slot
+from eigenoise.treatment import Treatment, describe, treat
 
 
 class VariationalOptimizer(Optimizer):
@@ -85,21 +67,17 @@ class VariationalOptimizer(Optimizer):
         treatments = treat(model, others, overrides, batch_dim)
         self.model = model
         self.likelihood = likelihood
-        self.antithetic = antithetic
         self.treatments = {t.layer.name: t for t in treatments}
         self.slots: list[Any] = [self._make_slot(t) for t in treatments]
-        self.swap = Swap(self.slots)
-        device = self.swap.params[0].device
+        self.blocks = Blocks(self.slots, antithetic)
+        self.params = self.blocks.swap.params
+        device = self.params[0].device
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
         self.steps = 0
-        self._inside = self._in_closure = False
-        self._trained = False  # whether this block's loss was backpropagated
-        self._mirrored = False  # whether the current sample waits for its mirror image
-        self._blocks = 0
+        self._in_closure = False
         self._checked: list[Any] = []  # hyperparameters known to be good
-        self._loss: Tensor | None = None
+        self._loss: Tensor | None = None  # the last that was backpropagated since the last step
         self._mean_loss: Tensor | None = None
-        self._drawn = [slot.empty() for slot in self.slots]  # sum of the samples trained with since the last step
         super().__init__(self._group_params(), dict(hyper))
         self._closed = False
 
@@ -133,7 +111,7 @@ class VariationalOptimizer(Optimizer):
         """The slot's tensors that survive a restart."""
 
     def _group_params(self) -> list[Tensor]:
-        return list(self.swap.params)
+        return list(self.params)
 
     def _begin_block(self) -> None:
         """A training or prediction block begins; the samples are in the model."""
@@ -141,7 +119,7 @@ class VariationalOptimizer(Optimizer):
     def _end_block(self, trained: bool) -> None:
         """The block ends; the mean is back in the model."""
 
-    def _on_loss(self, f: Tensor, loss: Tensor) -> Callable[[Tensor], None] | None:
+    def _on_loss(self, f: Tensor) -> Callable[[Tensor], None] | None:
         """A training loss was computed; what to do when it is backpropagated, given its gradient."""
         return None
 
@@ -169,41 +147,18 @@ class VariationalOptimizer(Optimizer):
         """
         if self._closed:
             raise RuntimeError("this optimiser is closed")
-        if self._inside:
-            raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
-        mirror = self.antithetic and self._mirrored and generator is None
-        self._mirrored = False
-        with torch.no_grad():
-            if mirror:
-                for slot in self.slots:
-                    torch.sub(2 * slot.mean, slot.sample, out=slot.sample)
-            else:
-                self.swap.read()
-                self._draw(generator or self.generator)
-        self._inside, self._trained = True, False
-        try:
-            with torch.no_grad():
-                self.swap.write()
-            with self.likelihood.observed_by(self._observe):
-                self._begin_block()
-                yield
-        finally:
-            with torch.no_grad():
-                self.swap.restore()
-                self._inside = False
-                self._end_block(self._trained)
-        if self._trained:
-            add = torch._foreach_add_ if self._blocks else torch._foreach_copy_
-            add(self._drawn, [slot.sample for slot in self.slots])
-            self._blocks += 1
-            self._mirrored = self._blocks % 2 == 1 and not mirror
+        source = generator or self.generator
+        draw = lambda: self._draw(source)  # noqa: E731
+        block = self.blocks.run(draw, self._begin_block, self._end_block, mirror=generator is None)
+        with block, self.likelihood.observed_by(self._observe):
+            yield
 
     def _observe(self, f: Tensor, y: Tensor, loss: Tensor) -> None:
         """Called by the likelihood for every training loss; what follows happens only if it is backpropagated."""
-        then = self._on_loss(f, loss)
+        then = self._on_loss(f)
 
         def backpropagated(scale: Tensor) -> None:
-            self._trained = True
+            self.blocks.trained = True
             self._loss = loss.detach()
             self.likelihood.observe(f.detach(), y)
             if then is not None:
@@ -219,9 +174,9 @@ class VariationalOptimizer(Optimizer):
         Raises:
             RuntimeError: inside the second or a later sample of a step, whose earlier gradients it would drop.
         """
-        if self._inside and self._blocks and self.samples > 1 and not self._in_closure:
+        if self.blocks.inside and self.blocks.count and self.samples > 1 and not self._in_closure:
             raise RuntimeError(
-                f"zero_grad() inside weight sample {self._blocks + 1} of {self.samples} would drop the gradients "
+                f"zero_grad() inside weight sample {self.blocks.count + 1} of {self.samples} would drop the gradients "
                 "of the earlier ones: call it before the first sampled_params() block"
             )
         if not self._in_closure:
@@ -243,10 +198,7 @@ class VariationalOptimizer(Optimizer):
             RuntimeError: if there is nothing to step from, or step is called within a block.
             NotFiniteError: if the loss, a gradient or a statistic is not finite; the mean stays as it was.
         """
-        if self._inside:
-            raise RuntimeError(
-                "step() inside sampled_params() would move the sample, not the mean: leave the block first"
-            )
+        self.blocks.refuse_inside("step()")
         group = self.param_groups[0]
         values = [value for key, value in group.items() if key != "params"]
         if values != self._checked:
@@ -255,9 +207,9 @@ class VariationalOptimizer(Optimizer):
         result = None if closure is None else self._run(closure)
         self._check_ready()
         assert self._loss is not None
-        self.swap.read()
+        self.blocks.swap.read()
         self._apply(self._loss)
-        self.swap.restore()
+        self.blocks.swap.restore()
         self.likelihood.update(self.param_groups[0]["num_data"])
         rate = 1 / min(self.steps + 1, 100)
         self._mean_loss = self._loss if self._mean_loss is None else torch.lerp(self._mean_loss, self._loss, rate)
@@ -287,20 +239,20 @@ class VariationalOptimizer(Optimizer):
         return sum(losses) / len(losses)
 
     def _check_ready(self) -> None:
-        if not self._blocks:
+        if not self.blocks.count:
             raise RuntimeError(
                 "step() found no training loss: call likelihood.nll(model(x), y).backward() inside sampled_params()"
             )
-        if self._blocks % self.samples:
+        if self.blocks.count % self.samples:
             raise RuntimeError(
-                f"step() needs {self.samples} sampled_params() blocks, one for each sample, but {self._blocks} ran"
+                f"step() needs {self.samples} sampled_params() blocks, one for each sample, but {self.blocks.count} ran"
             )
-        if all(p.grad is None for p in self.swap.params):
+        if all(p.grad is None for p in self.params):
             raise RuntimeError("step() found no gradients: call backward() inside sampled_params(), then step()")
 
     def _stop_at_nan(self, loss: Tensor) -> None:
         """Drop this step's gradients and statistics and raise, naming what is not finite."""
-        grads = [p.grad for p in self.swap.params if p.grad is not None]
+        grads = [p.grad for p in self.params if p.grad is not None]
         if not checks.all_finite([loss]):
             culprit, remedy = "the loss", "check this batch's inputs and targets, or lower lr"
         elif not checks.all_finite(grads):
@@ -317,7 +269,8 @@ class VariationalOptimizer(Optimizer):
         if self._loss is not None:  # something was gathered
             self.likelihood.discard()
             self._discard()
-        self._blocks, self._loss, self._mirrored = 0, None, False
+        self.blocks.forget()
+        self._loss = None
 
     # Looking.
 
@@ -325,25 +278,21 @@ class VariationalOptimizer(Optimizer):
     @torch.no_grad()
     def posterior(self) -> Posterior:
         """The current posterior, detached from training: ``posterior["layer.name"]`` is a distribution."""
-        self._outside("posterior")
-        self.swap.read()
-        entries, covered = {}, set()
-        for slot in self.slots:
-            if self.treatments[slot.name].noisy:
-                shapes = tuple(
-                    (name, tuple(p.shape)) for name, p in zip(slot.layer.param_names, slot.layer.params, strict=True)
-                )
-                entries[slot.name] = Entry(self._distribution(slot), shapes)
-                covered.update(slot.layer.param_names)
-        rest = {k: v.detach().clone() for k, v in self.model.state_dict().items() if k not in covered}
-        return Posterior(entries, rest, copy.deepcopy(self.likelihood))
+        self.blocks.refuse_inside("posterior")
+        self.blocks.swap.read()
+        entries = {
+            slot.name: Entry.of(self._distribution(slot), slot.layer.param_names, slot.layer.params)
+            for slot in self.slots
+            if self.treatments[slot.name].noisy
+        }
+        return Posterior.of(self.model, entries, copy.deepcopy(self.likelihood))
 
     @torch.no_grad()
     def kl(self) -> Tensor:
         """KL(q(w) ‖ N(0, ηI)), all layers together; ``(s,)`` for a stack of models."""
-        self._outside("kl()")
-        self.swap.read()
-        total = torch.zeros((), device=self.swap.params[0].device)
+        self.blocks.refuse_inside("kl()")
+        self.blocks.swap.read()
+        total = torch.zeros((), device=self.params[0].device)
         for slot in self.slots:
             if self.treatments[slot.name].noisy:
                 kl = self._slot_kl(slot)
@@ -360,21 +309,9 @@ class VariationalOptimizer(Optimizer):
             generator: of those samples; by default a fresh one, so that equal calls give equal results.
         """
         checks.integer("samples", samples)
-        generator = generator or torch.Generator(self.swap.params[0].device).manual_seed(0)
-        was_training = self.model.training
-        self.model.eval()
-        means = []
-        try:
-            with torch.no_grad():
-                for _ in range(samples):
-                    with self.sampled_params(generator):
-                        f = self.model(x)
-                        self.likelihood.check(f, y)
-                        log_prob = self.likelihood.log_prob(f, y)
-                    means.append(log_prob.mean() if self.likelihood.stack is None else log_prob.mean(-1))
-        finally:
-            self.model.train(was_training)
-        return self._terms(torch.stack(means).mean(0))
+        generator = generator or torch.Generator(self.params[0].device).manual_seed(0)
+        block = lambda: self.sampled_params(generator)  # noqa: E731
+        return self._terms(expected_log_likelihood(self.model, self.likelihood, block, x, y, samples))
 
     def elbo_terms(self) -> ElboTerms:
         """The evidence lower bound (eq. 8) with the expected log-likelihood averaged over about the last 100 steps.
@@ -396,32 +333,27 @@ class VariationalOptimizer(Optimizer):
     def __repr__(self) -> str:
         """The hyperparameters and which parameter got which treatment."""
         about = ", ".join(f"{k}={v}" for k, v in self.param_groups[0].items() if k != "params" and v is not None)
-        width = max(len(name) for t in self.treatments.values() for name in t.layer.param_names)
-        lines = [f"{type(self).__name__}({about})"]
-        for slot in self.slots:
-            kind = self._describe(slot)
-            lines += [f"  {name:{width}}  {tuple(slot.layer.shape)}  {kind}" for name in slot.layer.param_names]
-        frozen = [name for name, p in self.model.named_parameters() if not p.requires_grad]
-        lines += [f"  {name:{width}}  frozen, left alone" for name in frozen]
-        return "\n".join(lines)
+        kinds = {slot.name: (slot.layer, self._describe(slot)) for slot in self.slots}
+        return "\n".join([f"{type(self).__name__}({about})", *describe(self.model, kinds)])
 
+    @abstractmethod
     def _describe(self, slot: Slot) -> str:
-        return {"point": "point estimate"}.get(self.treatments[slot.name].kind, self.treatments[slot.name].kind)
+        """A few words on the slot's treatment."""
 
     # Keeping.
 
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs beside the model's own state dict; plain tensors, numbers and dicts."""
-        self._outside("state_dict()")
+        self.blocks.refuse_inside("state_dict()")
         own = {
             "method": type(self).__name__,
             "steps": self.steps,
             "mean_loss": self._mean_loss,
             "generator": self.generator.get_state(),
             "likelihood": self.likelihood.state_dict(),
-            "slots": {slot.name: self._slot_state(slot) for slot in self.slots},
+            "slots": self._tensors(),
         }
-        return {**super().state_dict(), "eigenoise": own}
+        return {**super().state_dict(), state.KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave; the dict is left as it is.
@@ -429,30 +361,21 @@ class VariationalOptimizer(Optimizer):
         Raises:
             ValueError: if it is another method's or another model's, before anything changes.
         """
-        self._outside("load_state_dict()")
-        own = state_dict.get("eigenoise")
-        if own is None or own["method"] != type(self).__name__:
-            came = "another library's" if own is None else own["method"]
-            raise ValueError(f"the state must be one of {type(self).__name__}, but it is {came}")
-        if list(own["slots"]) != [slot.name for slot in self.slots]:
-            raise ValueError(
-                f"the state is for the layers {list(own['slots'])}, but the model has {[s.name for s in self.slots]}"
-            )
-        for slot in self.slots:
-            for name, tensor in self._slot_state(slot).items():
-                if name not in own["slots"][slot.name]:
-                    raise ValueError(f"the state of {slot.name!r} lacks {name!r}")
-                checks.shape(f"the state's {slot.name!r} {name}", own["slots"][slot.name][name], tuple(tensor.shape))
+        self.blocks.refuse_inside("load_state_dict()")
+        tensors = self._tensors()
+        own = state.checked(state_dict, type(self).__name__, tensors)
         self.likelihood.load_state_dict(own["likelihood"])
-        plain = {k: v for k, v in state_dict.items() if k != "eigenoise"}
-        super().load_state_dict({**plain, "state": {}})
-        for slot in self.slots:
-            for name, tensor in self._slot_state(slot).items():
-                tensor.copy_(own["slots"][slot.name][name])
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        for slot, parts in tensors.items():
+            for name, tensor in parts.items():
+                tensor.copy_(own["slots"][slot][name])
         self.steps = own["steps"]
         self._mean_loss = None if own["mean_loss"] is None else own["mean_loss"].clone()
         self.generator.set_state(own["generator"].cpu())
         self._forget()
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        return {slot.name: self._slot_state(slot) for slot in self.slots}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One group holds the whole model; ``overrides`` and ``requires_grad_`` say what is treated how."""
@@ -462,12 +385,6 @@ class VariationalOptimizer(Optimizer):
 
     def close(self) -> None:
         """Let go of the model: no hook remains, and the optimiser can no longer be used. The mean stays in place."""
-        self._outside("close()")
+        self.blocks.refuse_inside("close()")
         self._forget()
         self._closed = True
-
-    def _outside(self, what: str) -> None:
-        if self._inside:
-            raise RuntimeError(
-                f"{what} inside sampled_params() would see a sample, not the mean: leave the block first"
-            )

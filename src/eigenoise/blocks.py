@@ -1,0 +1,88 @@
+"""The life of a ``sampled_params()`` block: weights go in, a loss is backpropagated, the mean comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from eigenoise.swap import Slot, Swap
+
+
+class Blocks:
+    """Counts the blocks of one step and keeps the sum of the weights they trained with.
+
+    Args:
+        slots: the matrices of the model.
+        antithetic: every second block of a step mirrors the sample of the one before.
+
+    Attributes:
+        inside: whether a block is running.
+        trained: whether the running block's loss was backpropagated.
+        count: blocks with a backpropagated loss since ``forget``.
+        drawn: for each slot the sum of their samples.
+    """
+
+    def __init__(self, slots: Sequence[Slot], antithetic: bool):
+        self.slots, self.antithetic = slots, antithetic
+        self.swap = Swap(slots)
+        self.inside = self.trained = False
+        self.count = 0
+        self.drawn: list[Tensor] = [slot.empty() for slot in slots]
+        self._unmirrored = False  # whether the current sample waits for its mirror image
+
+    @contextmanager
+    def run(
+        self, draw: Callable[[], None], begin: Callable[[], None], end: Callable[[bool], None], mirror: bool
+    ) -> Iterator[None]:
+        """One block.
+
+        Args:
+            draw: fills every slot's ``sample`` from its ``mean``.
+            begin: called when the sample is in the model.
+            end: called when the mean is back, with whether the block trained.
+            mirror: whether this sample may be the mirror image of the last.
+
+        Raises:
+            RuntimeError: if a block is running.
+        """
+        if self.inside:
+            raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
+        mirror = mirror and self.antithetic and self._unmirrored
+        self._unmirrored = False
+        with torch.no_grad():
+            if mirror:
+                for slot in self.slots:
+                    torch.sub(2 * slot.mean, slot.sample, out=slot.sample)
+            else:
+                self.swap.read()
+                draw()
+        self.inside, self.trained = True, False
+        try:
+            with torch.no_grad():
+                self.swap.write()
+            begin()
+            yield
+        finally:
+            with torch.no_grad():
+                self.swap.restore()
+                self.inside = False
+                end(self.trained)
+        if self.trained:
+            add = torch._foreach_add_ if self.count else torch._foreach_copy_
+            add(self.drawn, [slot.sample for slot in self.slots])
+            self.count += 1
+            self._unmirrored = not mirror
+
+    def forget(self) -> None:
+        """Start counting for the next step."""
+        self.count, self._unmirrored = 0, False
+
+    def refuse_inside(self, what: str) -> None:
+        """Raise RuntimeError if a block is running: ``what`` needs the mean."""
+        if self.inside:
+            raise RuntimeError(
+                f"{what} inside sampled_params() would see a sample, not the mean: leave the block first"
+            )

@@ -1,0 +1,323 @@
+"""Noisy natural gradient (eq. 9): one optimiser for every Fisher structure, with or without noise.
+
+    M ← M + α·(F + γI)⁻¹·(∇ log p(y | x, W) − γ_in·W),   W ~ q,   γ = γ_in + γ_ex,   γ_in = λ/(Nη)
+
+The posterior covariance is (λ/N)·(F + γ_in·I)⁻¹ (eq. 10): extrinsic damping γ_ex belongs to the step alone.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from eigenoise import checks
+from eigenoise.fisher import Diagonal, Eigen, Fisher
+from eigenoise.fisher.base import FLOOR
+from eigenoise.likelihoods import Likelihood
+from eigenoise.statistics import FisherSlot, Statistics
+from eigenoise.swap import Slot
+from eigenoise.treatment import Treatment
+from eigenoise.variational import VariationalOptimizer
+
+
+class NaturalGradient(VariationalOptimizer):
+    """The optimiser behind every natural-gradient method; use one of the named ones in ``optim``.
+
+    Args:
+        model: any ``nn.Module``.
+        structure: builds the Fisher of a layer from its shape.
+        noise: whether weights are sampled; without, the mean itself is trained (K-FAC, EK-FAC).
+        num_data: N, the number of likelihood terms in the training set.
+        likelihood: what the model's output means; its ``nll`` is the loss.
+        lr: α, the step size.
+        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
+        prior_var: η, variance of the prior N(0, ηI).
+        damping: γ_ex, added to the Fisher in the step but not in the posterior.
+        momentum: of the gradient before preconditioning, bias-corrected.
+        ema_factors: β̃, rate of the moving averages of A and S at each statistics update.
+        ema_scale: ω̃, rate of the moving average of R (or of the diagonal).
+        stats_every: T_stats, steps between updates of A and S.
+        scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
+        refresh_every: T_eig or T_inv, steps between decompositions.
+        reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never.
+        fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"``
+            sums over all outputs or classes, ``"empirical"`` takes the training gradient itself.
+        layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.
+        kl_clip: the same for all layers together, or None.
+        init: the Fisher starts as this times the identity.
+        warmup: let the first statistics replace that start faster than the moving averages would: update k counts at
+            least 1/(k + 1).
+        samples, antithetic, others, overrides, batch_dim, generator: as for ``VariationalOptimizer``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        structure: Callable[..., Fisher],
+        noise: bool,
+        *,
+        num_data: int,
+        likelihood: Likelihood,
+        lr: float = 0.01,
+        kl_weight: float = 1.0,
+        prior_var: float = 1.0,
+        damping: float = 0.0,
+        momentum: float = 0.9,
+        ema_factors: float = 0.03,
+        ema_scale: float = 0.03,
+        stats_every: int = 10,
+        scale_every: int | None = None,
+        refresh_every: int = 100,
+        reinit_every: int | None = None,
+        fisher: str = "sampled",
+        layer_clip: float | None = 1e-3,
+        kl_clip: float | None = None,
+        init: float = 1.0,
+        warmup: bool = True,
+        samples: int = 1,
+        antithetic: bool = False,
+        others: str = "diagonal",
+        overrides: Mapping[str, str] | None = None,
+        batch_dim: int = 0,
+        generator: torch.Generator | None = None,
+    ):
+        self.noise = noise
+        self.structure = structure
+        self.init = checks.number("init", init, open_low=True)
+        self.warmup = bool(warmup)
+        self.stats_every = checks.integer("stats_every", stats_every)
+        self.scale_every = self.stats_every if scale_every is None else checks.integer("scale_every", scale_every)
+        self.refresh_every = checks.integer("refresh_every", refresh_every)
+        self.reinit_every = None if reinit_every is None else checks.integer("reinit_every", reinit_every)
+        hyper = {
+            "lr": lr,
+            "kl_weight": kl_weight,
+            "prior_var": prior_var,
+            "damping": damping,
+            "momentum": momentum,
+            "ema_factors": ema_factors,
+            "ema_scale": ema_scale,
+            "layer_clip": layer_clip,
+            "kl_clip": kl_clip,
+        }
+        super().__init__(
+            model,
+            num_data=num_data,
+            likelihood=likelihood,
+            hyper=hyper,
+            samples=samples,
+            antithetic=antithetic,
+            others=others,
+            overrides=overrides,
+            batch_dim=batch_dim,
+            generator=generator,
+        )
+        self.statistics = Statistics(self.slots, likelihood, fisher, self.generator)
+        self._warned = False
+
+    def _make_slot(self, treatment: Treatment) -> FisherSlot:
+        layer = treatment.layer
+        param = layer.params[0]
+        options: dict[str, Any] = {"init": self.init, "dtype": param.dtype, "device": param.device}
+        if treatment.kind == "structured":
+            fisher = self.structure(layer.shape, **options)
+        else:
+            fisher = Diagonal(layer.shape, event_dims=len(layer.shape), **options)
+        return FisherSlot(layer, fisher, self.noise and treatment.noisy)
+
+    def _check_hyper(self, hyper: Mapping[str, Any]) -> None:
+        super()._check_hyper(hyper)
+        checks.number("damping", hyper["damping"])
+        checks.number("momentum", hyper["momentum"], high=0.9999)
+        checks.number("ema_factors", hyper["ema_factors"], open_low=True, high=1.0)
+        checks.number("ema_scale", hyper["ema_scale"], open_low=True, high=1.0)
+        for name in ("layer_clip", "kl_clip"):
+            if hyper[name] is not None:
+                checks.number(name, hyper[name], open_low=True)
+
+    @property
+    def intrinsic_damping(self) -> float:
+        """γ_in = λ/(Nη)."""
+        group = self.param_groups[0]
+        return group["kl_weight"] / (group["num_data"] * group["prior_var"])
+
+    @property
+    def posterior_scale(self) -> float:
+        """λ/N."""
+        group = self.param_groups[0]
+        return group["kl_weight"] / group["num_data"]
+
+    # Sampling (line 5 of the algorithms).
+
+    def _draw(self, generator: torch.Generator) -> None:
+        spread, damping = self.posterior_scale**0.5, self.intrinsic_damping
+        for slot in self.slots:
+            if slot.noisy:
+                mean = slot.mean
+                noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=generator.device)
+                torch.add(mean, slot.fisher.root(noise.to(mean.device), damping), alpha=spread, out=slot.sample)
+            else:
+                slot.sample.copy_(slot.mean)
+
+    # Statistics (eq. 12).
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and self.steps % every == 0
+
+    @property
+    def _stats_due(self) -> bool:
+        return self._due(self.stats_every) or self._due(self.scale_every)
+
+    def _begin_block(self) -> None:
+        self.statistics.begin(self._due(self.stats_every), self._due(self.scale_every))
+
+    def _end_block(self, trained: bool) -> None:
+        self.statistics.end(trained)
+
+    def _on_loss(self, f: Tensor) -> Callable[[Tensor], None] | None:
+        return self.statistics.on_loss(f)
+
+    def _discard(self) -> None:
+        self.statistics.discard()
+
+    def _update_fishers(self) -> None:
+        """Statistics, decompositions and re-initialisations that are due at this step."""
+        group = self.param_groups[0]
+        if self._stats_due:
+            # The first updates weigh all batches alike, the start counting as one, until the moving average takes over.
+            factors = max(group["ema_factors"], 1 / (self.steps // self.stats_every + 2) if self.warmup else 0.0)
+            scale = max(group["ema_scale"], 1 / (self.steps // self.scale_every + 2) if self.warmup else 0.0)
+            for slot in self.slots:
+                slot.fisher.commit(factors, scale)
+        if self._due(self.refresh_every):
+            failed = [slot.name for slot in self.slots if not slot.fisher.refresh()]
+            if failed and not self._warned:
+                warnings.warn(
+                    f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
+                    "old basis is kept; this is said only once",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+                self._warned = True
+        if self._due(self.reinit_every):
+            for slot in self.slots:
+                if isinstance(slot.fisher, Eigen):
+                    slot.fisher.reinitialise()
+
+    # The step (lines 6 to 16 of the algorithms).
+
+    def _apply(self, loss: Tensor) -> None:
+        active = [slot for slot in self.slots if any(p.grad is not None for p in slot.layer.params)]
+        if self._stats_due:
+            self._check_statistics(active, loss)
+        self._update_fishers()
+        group = self.param_groups[0]
+        damping = self.intrinsic_damping
+        self._gather_gradients(active, damping)
+        keep = group["momentum"]
+        momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
+        damping += group["damping"]
+        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
+        sizes = _dots(active, momenta, directions)
+        if not math.isfinite((sizes.sum() + 0 * loss).item()):  # sees a NaN in any gradient or in the loss
+            self._stop_at_nan(loss)
+        rate = group["lr"] / (1 - keep ** (self.steps + 1))
+        scales = _clip(rate**2 * sizes, group["layer_clip"], group["kl_clip"])
+        for i, (slot, momentum, direction) in enumerate(zip(active, momenta, directions, strict=True)):
+            slot.momentum = momentum
+            if scales is None:
+                slot.mean.sub_(direction, alpha=rate)
+            else:
+                scale = scales[i] if slot.layer.stack is None else scales[i, :, None, None]
+                slot.mean.addcmul_(direction, scale, value=-rate)
+
+    def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
+        for slot in active:
+            if not slot.fisher.pending():
+                raise RuntimeError(
+                    f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
+                    f"layer, or its forward ran outside sampled_params(); overrides={{{slot.name!r}: 'diagonal'}} "
+                    "treats it as a bare parameter"
+                )
+        grads = [p.grad for p in self.params if p.grad is not None]
+        if not checks.all_finite([loss, *grads, *self.statistics.pending()]):
+            self._stop_at_nan(loss)
+
+    def _gather_gradients(self, active: list[FisherSlot], damping: float) -> None:
+        """Each slot's gradient of −log p + ½γ_in‖W‖², at the sampled weights, averaged over samples."""
+        views, grads = [], []
+        for slot in active:
+            for view, param in zip(slot.gradient_views, slot.layer.params, strict=True):
+                if param.grad is None:
+                    view.zero_()
+                else:
+                    views.append(view)
+                    grads.append(param.grad)
+        torch._foreach_copy_(views, grads)
+        gradients = [slot.gradient for slot in active]
+        if self.samples > 1:
+            torch._foreach_mul_(gradients, 1 / self.samples)
+        drawn = [total for slot, total in zip(self.slots, self.blocks.drawn, strict=True) if slot in active]
+        torch._foreach_add_(gradients, drawn, alpha=damping / self.blocks.count)
+
+    # Looking and keeping.
+
+    def _distribution(self, slot: Slot) -> Distribution:
+        assert isinstance(slot, FisherSlot)
+        return slot.fisher.posterior(slot.mean.clone(), self.posterior_scale, self.intrinsic_damping)
+
+    def _slot_kl(self, slot: Slot) -> Tensor:
+        """½·[(tr Σ + ‖M‖²)/η − d + d·log η − log det Σ] with Σ = (λ/N)·(F + γ_in·I)⁻¹."""
+        assert isinstance(slot, FisherSlot)
+        scale, damping, prior_var = self.posterior_scale, self.intrinsic_damping, self.param_groups[0]["prior_var"]
+        if scale == 0:
+            raise ValueError("with kl_weight=0 the posterior has no spread, and its KL to the prior is infinite")
+        dims = slot.fisher.event_dims
+        mean = slot.mean.flatten(-dims) if dims else slot.mean.unsqueeze(-1)
+        d = mean.shape[-1]
+        trace = scale * slot.fisher.inv_trace(damping) + mean.square().sum(-1)
+        log_ratio = slot.fisher.logdet(damping) + d * math.log(prior_var / scale)
+        return 0.5 * (trace / prior_var - d + log_ratio)
+
+    def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
+        assert isinstance(slot, FisherSlot)
+        return {"momentum": slot.momentum, **slot.fisher.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what ``state_dict`` gave."""
+        super().load_state_dict(state_dict)
+        for slot in self.slots:
+            slot.fisher.forget_cache()
+
+    def _describe(self, slot: Slot) -> str:
+        assert isinstance(slot, FisherSlot)
+        kind = f"{type(slot.fisher).__name__} Fisher"
+        return kind if slot.noisy else f"{kind}, point estimate"
+
+
+def _dots(slots: list[FisherSlot], momenta: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
+    """gᵀ(F + γI)⁻¹g of each slot: ``(slots,)``, or ``(slots, s)`` if there is a stack of models."""
+    dots = []
+    for slot, momentum, direction in zip(slots, momenta, directions, strict=True):
+        product = momentum * direction
+        dots.append(product.sum() if slot.layer.stack is None else product.flatten(1).sum(-1))
+    if any(dot.ndim for dot in dots):
+        dots = list(torch.broadcast_tensors(*dots))
+    return torch.stack(dots)
+
+
+def _clip(changes: Tensor, layer_clip: float | None, kl_clip: float | None) -> Tensor | None:
+    """Factors that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and their sum below ``kl_clip``."""
+    if layer_clip is None and kl_clip is None:
+        return None
+    changes = changes.clamp_min(FLOOR)
+    scales = ((math.inf if layer_clip is None else layer_clip) / changes).sqrt().clamp_max(1.0)
+    if kl_clip is not None:
+        scales = scales * (kl_clip / (scales.square() * changes).sum(0)).sqrt().clamp_max(1.0)
+    return scales

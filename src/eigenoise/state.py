@@ -1,0 +1,39 @@
+"""An optimiser's state dict: checked whole before any of it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from eigenoise import checks
+
+KEY = "eigenoise"
+
+
+def checked(state_dict: Mapping[str, Any], method: str, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    """Our part of ``state_dict``.
+
+    Args:
+        state_dict: what a user brought.
+        method: the optimiser's name, which must be the same.
+        tensors: the optimiser's own tensors by slot and name, whose names and shapes must be the same.
+
+    Raises:
+        ValueError: if it is another method's or another model's.
+    """
+    own = state_dict.get(KEY)
+    if own is None or own["method"] != method:
+        came = "another library's" if own is None else f"one of {own['method']}"
+        raise ValueError(f"the state must be one of {method}, but it is {came}")
+    if list(own["slots"]) != list(tensors):
+        raise ValueError(f"the state is for the layers {list(own['slots'])}, but the model has {list(tensors)}")
+    for slot, expected in tensors.items():
+        if set(own["slots"][slot]) != set(expected):
+            raise ValueError(
+                f"the state of {slot!r} must hold {sorted(expected)}, but it holds {sorted(own['slots'][slot])}"
+            )
+        for name, tensor in expected.items():
+            checks.shape(f"the state's {slot!r} {name}", own["slots"][slot][name], tuple(tensor.shape))
+    return own

@@ -1,0 +1,121 @@
+"""Gathering a Fisher's statistics in a training block: which Fisher, from which backward pass (eq. 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from eigenoise import checks
+from eigenoise.capture import Call, Capture, Joined, join
+from eigenoise.fisher import Diagonal, Fisher
+from eigenoise.layers import BareParameter, MatrixLayer
+from eigenoise.likelihoods import Likelihood
+from eigenoise.swap import Slot
+
+FISHERS = ("sampled", "exact", "empirical")
+
+
+class FisherSlot(Slot):
+    """A slot with its Fisher, its gradient and its momentum, all ``(..., p, n)``."""
+
+    def __init__(self, layer: MatrixLayer | BareParameter, fisher: Fisher, noisy: bool):
+        super().__init__(layer)
+        self.fisher, self.noisy = fisher, noisy
+        self.gradient, self.momentum = self.empty(), self.empty()
+        self.gradient_views = layer.views(self.gradient)
+
+
+class Statistics:
+    """Brings activations and gradients of training blocks to the slots' Fishers.
+
+    Args:
+        slots: all slots of a model.
+        likelihood: whose targets are drawn, or whose Fisher is exact.
+        fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
+        generator: of drawn targets and signs.
+    """
+
+    def __init__(self, slots: Sequence[FisherSlot], likelihood: Likelihood, fisher: str, generator: torch.Generator):
+        self.fisher = checks.choice("fisher", fisher, FISHERS)
+        self.slots, self.likelihood, self.generator = slots, likelihood, generator
+        self._slot_of = {id(slot.layer): slot for slot in slots}
+        self._bare = [slot for slot in slots if isinstance(slot.layer, BareParameter)]
+        layers = [slot.layer for slot in slots if isinstance(slot.layer, MatrixLayer)]
+        self.capture = Capture(layers, [slot.layer.params[0] for slot in self._bare])
+        self._factors = self._scale = False
+        self._deliveries: list[Callable[[], None]] = []  # what the user's backward pass leaves for the block's end
+
+    def begin(self, factors: bool, scale: bool) -> None:
+        """Watch this block for A and S, for R, or for both; with neither this costs nothing."""
+        self._factors, self._scale = factors, scale
+        if (factors or scale) and torch.is_grad_enabled():
+            self.capture.open(receive=self.fisher == "empirical")
+
+    def end(self, trained: bool) -> None:
+        """The block is over: take in what its backward passes left, and take the hooks off."""
+        try:
+            if trained:
+                for deliver in self._deliveries:
+                    deliver()
+        finally:
+            self._deliveries.clear()
+            self.capture.close()
+
+    def on_loss(self, f: Tensor) -> Callable[[Tensor], None] | None:
+        """A loss was computed from ``f``; returns what to do when it is backpropagated, given the loss's gradient."""
+        if not (self._factors or self._scale):
+            return None
+        terms = self.likelihood.terms(f)
+        if self.fisher == "empirical":
+            return self._from_training_gradient(self.capture.calls_behind(f), terms)
+        layers, bare = self.capture.backward(f, self._vectors(f.detach()))
+        return lambda scale: self._take_in(layers, bare, terms)
+
+    def pending(self) -> list[Tensor]:
+        """The sums that the next ``commit`` of the Fishers would use."""
+        return [total for slot in self.slots for total in slot.fisher.pending()]
+
+    def discard(self) -> None:
+        """Forget what was gathered."""
+        for slot in self.slots:
+            slot.fisher.discard()
+
+    def _vectors(self, f: Tensor) -> Tensor:
+        """Vectors ``(v, *f.shape)`` whose outer products have the Fisher of f as their sum, or as its expectation."""
+        if self.fisher == "sampled":
+            return self.likelihood.score(f, self.likelihood.sample(f, self.generator)).unsqueeze(0)
+        if f.ndim - (self.likelihood.stack is not None) > 2:
+            raise ValueError(
+                f"fisher='exact' needs one target for each example, but the output has the shape {tuple(f.shape)}; "
+                "use fisher='sampled'"
+            )
+        vectors = self.likelihood.fisher_vectors(f)
+        if self._bare:  # random signs make the square of a sum over examples an unbiased sum of squares
+            signs = torch.randint(2, (*f.shape[:-1], 1), generator=self.generator, device=self.generator.device)
+            vectors = vectors * (2 * signs - 1).to(vectors)
+        return vectors
+
+    def _from_training_gradient(self, calls: list[Call], terms: int) -> Callable[[Tensor], None]:
+        """The training gradient itself, freed of the mean over the batch and of any scaling of the loss."""
+
+        def backward_begins(scale: Tensor) -> None:
+            factor = terms / scale
+            bare = self.capture.expect_bare()
+
+            def deliver() -> None:
+                layers = join([(call, factor * call.g.unsqueeze(0)) for call in calls if call.g is not None])
+                self._take_in(layers, [None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
+
+            self._deliveries.append(deliver)
+
+        return backward_begins
+
+    def _take_in(self, layers: list[Joined], bare: Sequence[Tensor | None], terms: int) -> None:
+        for layer, a, g in layers:
+            self._slot_of[id(layer)].fisher.update(a, g, terms, factors=self._factors, scale=self._scale)
+        for slot, total in zip(self._bare, bare, strict=True):
+            if total is not None and self._scale:
+                assert isinstance(slot.fisher, Diagonal)
+                slot.fisher.update_from_sum(total, terms)

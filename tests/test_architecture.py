@@ -1,0 +1,95 @@
+"""How the package is put together: modules import only from those above them, and importing it stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eigenoise
+
+SOURCE = Path(eigenoise.__file__).parent
+# In the order data walks through them; a module may import only from what stands before it.
+ORDER = [
+    "version",
+    "checks",
+    "averages",
+    "linalg",
+    "data",
+    "models",
+    "predictive",
+    "metrics",
+    "likelihoods",
+    "layers",
+    "treatment",
+    "capture",
+    "distributions",
+    "fisher",
+    "swap",
+    "blocks",
+    "posterior",
+    "elbo",
+    "state",
+    "variational",
+    "statistics",
+    "natural",
+    "optim",
+    "bbb",
+    "predict",
+    "train",
+    "__init__",
+    "demo",
+    "cli",
+    "__main__",
+]
+FISHER_ORDER = ["base", "moments", "factors", "diagonal", "kronecker", "eigen", "__init__"]
+LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
+
+
+def room(path: Path) -> str:
+    """The module, or the folder it is in."""
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imports(path: Path) -> set[tuple[str, ...]]:
+    """What a file imports from the package, as parts after ``eigenoise``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "eigenoise":
+            tail = tuple((node.module or "").split(".")[1:])
+            found.update({tail} if tail else {(alias.name,) for alias in node.names})
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_upward(path):
+    own = room(path)
+    assert own in ORDER, f"{own} has no place in ORDER"
+    for parts in imports(path):
+        if parts[0] != own:
+            assert ORDER.index(parts[0]) < ORDER.index(own), f"{own} imports {parts[0]}, which stands below it"
+        elif len(parts) > 1:
+            order = {"fisher": FISHER_ORDER, "likelihoods": LIKELIHOOD_ORDER, "data": ["tables", "__init__"]}[own]
+            assert order.index(parts[1]) < order.index(path.stem)
+
+
+def test_files_stay_readable():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}
+
+
+def test_public_names_are_few_and_exist():
+    assert len(eigenoise.__all__) <= 20
+    for name in eigenoise.__all__:
+        assert hasattr(eigenoise, name)
+
+
+def test_import_loads_only_torch_and_numpy():
+    heavy = ["matplotlib", "rich", "typer", "safetensors", "sklearn", "mlxtend", "pandas", "scipy", "pooch"]
+    code = f"import eigenoise, sys; print([m for m in {heavy} if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
