@@ -1,0 +1,100 @@
+"""The README's code runs, the examples run, and the pages name only things that exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readmes_code_runs(tmp_path, monkeypatch, capsys):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    space: dict = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), space)
+    assert (tmp_path / "posterior.safetensors").is_file()
+    assert "Eigen Fisher" in capsys.readouterr().out
+    error = (space["pred"].mean - space["y"][:5]).abs().max()
+    assert error < 1.0  # it learned something: the targets' spread is about 0.8
+
+
+def test_the_readmes_diff_matches_its_code():
+    text = (ROOT / "README.md").read_text()
+    (diff,) = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
+    added = [line[1:].split("#")[0].strip() for line in diff.splitlines() if line.startswith("+")]
+    code = "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    assert len(added) == 4
+    for line in added[1:3]:
+        assert line in code
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run(path, tmp_path):
+    command = [sys.executable, str(path), "--steps", "30"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_on_a_page_exist(page):
+    text = page.read_text()
+    for name in set(re.findall(r"`(eigenoise(?:\.\w+)+)`", text)):
+        assert resolve(name), f"{page.name} names {name}, which does not exist"
+    for file, path in set(re.findall(r"`(tests/\w+\.py)((?:::\w+)*)`", text)):
+        tree = ast.parse((ROOT / file).read_text())
+        for part in path.split("::")[1:]:
+            tree = next((node for node in tree.body if getattr(node, "name", None) == part), None)
+            assert tree is not None, f"{page.name} names {file}{path}, which does not exist"
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}, which does not exist"
+
+
+def resolve(name: str) -> bool:
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ImportError:
+            continue
+        for part in parts[cut:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_the_equation_map_is_complete():
+    text = (ROOT / "docs" / "paper.md").read_text()
+    rows = re.findall(r"^\| (\w[\w ]*) \|", text, re.MULTILINE)
+    assert [int(row) for row in rows if row.isdigit()] == list(range(1, 22))
+    assert {"Algorithm 1", "Algorithm 2"} <= set(rows)
+
+
+def test_design_lists_every_room():
+    text = (ROOT / "docs" / "design.md").read_text()
+    rooms = {p.stem for p in (ROOT / "src" / "eigenoise").iterdir() if not p.name.startswith(("_", "py.", "version"))}
+    assert {room for room in rooms if f"`{room}`" not in text} == set()
+
+
+def test_notation_knows_every_hyperparameter():
+    import eigenoise as en
+
+    opt = en.NoisyEKFAC(torch.nn.Linear(2, 1), num_data=3, likelihood=en.GaussianLikelihood())
+    text = (ROOT / "docs" / "notation.md").read_text()
+    for name in ("lr", "kl_weight", "prior_var", "num_data", "damping", "ema_factors", "ema_scale"):
+        assert name in opt.param_groups[0]
+        assert f"`{name}`" in text
