@@ -134,7 +134,10 @@ def test_float32_follows_float64(kind: type) -> None:
         (narrow.entropy(), wide.entropy()),
         (narrow.from_standard(eps.float()), wide.from_standard(eps)),
         (narrow.log_prob(eps.float()), wide.log_prob(eps)),
-        (kl_divergence(narrow, isotropic((P, N), 2.0)), kl_divergence(wide, isotropic((P, N), 2.0, torch.float64))),
+        (
+            kl_divergence(narrow, isotropic((P, N), 2.0, torch.float32)),
+            kl_divergence(wide, isotropic((P, N), 2.0, torch.float64)),
+        ),
     ]
     assert narrow.sample().dtype == torch.float32
     for got, wanted in pairs:

@@ -188,9 +188,9 @@ def test_a_matrix_that_is_not_finite_has_none(bad: float, batch: tuple[int, ...]
 
 def test_large_entries_survive_in_float32() -> None:
     """The check for NaN must not take an overflow of its own sum for one."""
-    found = linalg.eigh_psd(3e38 * torch.eye(N))
+    found = linalg.eigh_psd(3e38 * torch.eye(N, dtype=torch.float32))
     assert found is not None
-    close(found[0], torch.full((N,), 3e38))
+    close(found[0], torch.full((N,), 3e38, dtype=torch.float32))
 
 
 # Kronecker products

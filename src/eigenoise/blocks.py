@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from eigenoise.linalg import full_precision
 from eigenoise.swap import Slot, Swap
 
 
@@ -31,7 +32,7 @@ class Blocks:
         self.inside = self.trained = False
         self.count = 0
         self.drawn: list[Tensor] = [slot.empty() for slot in slots]
-        self._unmirrored = False  # whether the current sample waits for its mirror image
+        self._last: list[Tensor] | None = None  # the sample that waits for its mirror image
 
     @contextmanager
     def run(
@@ -50,14 +51,13 @@ class Blocks:
         """
         if self.inside:
             raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
-        mirror = mirror and self.antithetic and self._unmirrored
-        self._unmirrored = False
-        with torch.no_grad():
-            if mirror:
-                for slot in self.slots:
-                    torch.sub(2 * slot.mean, slot.sample, out=slot.sample)
+        last = self._last if mirror else None
+        with torch.no_grad(), full_precision(self.drawn[0].device):
+            self.swap.read()
+            if last is not None:
+                for slot, sample in zip(self.slots, last, strict=True):
+                    torch.sub(2 * slot.mean, sample, out=slot.sample)
             else:
-                self.swap.read()
                 draw()
         self.inside, self.trained = True, False
         try:
@@ -74,11 +74,11 @@ class Blocks:
             add = torch._foreach_add_ if self.count else torch._foreach_copy_
             add(self.drawn, [slot.sample for slot in self.slots])
             self.count += 1
-            self._unmirrored = not mirror
+            self._last = None if last or not self.antithetic else [slot.sample.clone() for slot in self.slots]
 
     def forget(self) -> None:
         """Start counting for the next step."""
-        self.count, self._unmirrored = 0, False
+        self.count, self._last = 0, None
 
     def refuse_inside(self, what: str) -> None:
         """Raise RuntimeError if a block is running: ``what`` needs the mean."""

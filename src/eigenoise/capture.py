@@ -7,7 +7,7 @@ place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,14 +54,14 @@ class Capture:
                     return None
                 if output._is_view():  # an in-place change of a view would move its place in the graph
                     output = output.clone()
-                x = args[0] if args else kwargs["input"]
+                x = args[0] if args else next(iter(kwargs.values()))
                 call = Call(layer, x.detach(), get_gradient_edge(output))
                 if receive:
-                    output.register_hook(call.receive)
+                    self._handles.append(output.register_hook(call.receive))
                 self.calls.append(call)
                 return output
 
-            self._handles.append(layer.module.register_forward_hook(hook, with_kwargs=True))
+            self._handles.append(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
         if receive:
             for i, param in enumerate(self.bare):
                 self._handles.append(param.register_hook(lambda g, i=i: self._receive_bare(i, g)))
@@ -74,36 +74,37 @@ class Capture:
         self.calls.clear()
         self._expecting = []
 
-    def backward(self, f: Tensor, vectors: Tensor) -> tuple[list[Joined], list[Tensor | None]]:
+    def backward(self, f: Tensor, vectors: Tensor) -> tuple[list[tuple[Call, Tensor]], list[Tensor | None]]:
         """Gradients of ``f`` along ``vectors (v, *f.shape)`` at every call that ``f`` came from.
 
-        Those calls are done with afterwards. The graph stays for the user's own backward pass, and no ``.grad`` is
-        touched.
+        The graph stays for the user's own backward pass, and no ``.grad`` is touched.
 
         Returns:
-            What ``join`` gives for those calls; and for each bare parameter ``(v, *shape)`` or None.
+            Those calls with gradients ``(v, ...)`` at their outputs; for each bare parameter ``(v, *shape)`` or None.
         """
-        wanted: list[Any] = [*(call.edge for call in self.calls), *self.bare]
+        calls = list(self.calls)  # a checkpoint that is computed again would add to them
+        wanted: list[Any] = [*(call.edge for call in calls), *self.bare]
         if not wanted:
             return [], []
         columns = [torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True) for u in vectors]
         gradients = [None if rows[0] is None else torch.stack(rows) for rows in zip(*columns, strict=True)]
-        at_calls, at_bare = gradients[: len(self.calls)], gradients[len(self.calls) :]
-        used = [(call, g) for call, g in zip(self.calls, at_calls, strict=True) if g is not None]
-        self.calls = [call for call, g in zip(self.calls, at_calls, strict=True) if g is None]
-        return join(used), at_bare
+        at_calls, at_bare = gradients[: len(calls)], gradients[len(calls) :]
+        return [(call, g) for call, g in zip(calls, at_calls, strict=True) if g is not None], at_bare
 
     def calls_behind(self, f: Tensor) -> list[Call]:
-        """The calls that ``f`` came from, by walking its graph; they are done with afterwards."""
+        """The calls that ``f`` came from, by walking its graph."""
         seen, front = set(), [f.grad_fn]
         while front:
             node = front.pop()
             if node is not None and node not in seen:
                 seen.add(node)
                 front.extend(parent for parent, _ in node.next_functions)
-        behind = [call for call in self.calls if call.edge.node in seen]
-        self.calls = [call for call in self.calls if call.edge.node not in seen]
-        return behind
+        return [call for call in self.calls if call.edge.node in seen]
+
+    def release(self, done: Iterable[Call]) -> None:
+        """Let go of calls whose loss has been backpropagated."""
+        gone = {id(call) for call in done}
+        self.calls = [call for call in self.calls if id(call) not in gone]
 
     def expect_bare(self) -> list[Tensor | None]:
         """A list, one place for each bare parameter, that the backward pass now beginning will fill."""
@@ -112,7 +113,7 @@ class Capture:
 
     def _receive_bare(self, index: int, g: Tensor) -> None:
         if self._expecting:
-            self._expecting[index] = g.detach()
+            self._expecting[index] = g.detach().clone()  # it may become the .grad that is added to or clipped
 
 
 def join(used: Sequence[tuple[Call, Tensor]]) -> list[Joined]:

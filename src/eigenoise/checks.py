@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False, h
         TypeError: if ``value`` is not a real number.
         ValueError: if it is outside the interval, NaN or infinite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number, but a {type(value).__name__} came: {value!r}")
     inside = low < value <= high if open_low else low <= value <= high
     if not (math.isfinite(value) and inside):
@@ -29,7 +30,7 @@ def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False, h
         if math.isfinite(high):
             bound += f" and at most {high:g}"
         raise ValueError(f"{name} must be a finite number {bound}, but {value!r} came")
-    return value
+    return value if isinstance(value, int) else float(value)
 
 
 def integer(name: str, value: Any, *, low: int = 1) -> int:
@@ -39,11 +40,11 @@ def integer(name: str, value: Any, *, low: int = 1) -> int:
         TypeError: if ``value`` is not an int (a bool is none).
         ValueError: if it is below ``low``.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{name} must be an int, but a {type(value).__name__} came: {value!r}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, but {value} came")
-    return value
+    return int(value)
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> str:
@@ -86,12 +87,13 @@ def shape(name: str, value: Tensor, wanted: tuple[int, ...], remedy: str = "") -
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every number in all ``tensors`` is finite; one host synchronisation however many there are."""
-    norms = list(torch._foreach_norm([t.detach() for t in tensors if t.numel()], ord=1))
-    if not norms:
+    known = [tensor.detach() for tensor in tensors if tensor.numel()]
+    if not known:
         return True
-    if any(norm.dtype != norms[0].dtype for norm in norms):
-        norms = [norm.to(norms[0].dtype) for norm in norms]
-    return math.isfinite(torch.stack(norms).sum().item())
+    largest = torch._foreach_norm(known, ord=math.inf)
+    if any(size.dtype != largest[0].dtype for size in largest):
+        largest = tuple(size.double() for size in largest)
+    return math.isfinite(torch.stack(largest).max().item())
 
 
 class NotFiniteError(ValueError, FloatingPointError):

@@ -17,7 +17,7 @@ from eigenoise.models import StackedLinear
 
 
 class MatrixLayer(ABC):
-    """A module's trainable weight, with its bias as last column if that trains too.
+    """A module's trainable weight, with its bias as last column if that trains too and is wanted.
 
     Attributes:
         name: the module's name in the model.
@@ -28,11 +28,11 @@ class MatrixLayer(ABC):
 
     stack: int | None = None
 
-    def __init__(self, name: str, module: nn.Module):
+    def __init__(self, name: str, module: nn.Module, with_bias: bool = True):
         self.name = name
         self.module: Any = module
         bias = module.bias
-        self.has_bias = isinstance(bias, nn.Parameter) and bias.requires_grad
+        self.has_bias = with_bias and isinstance(bias, nn.Parameter) and bias.requires_grad
         self.params: list[nn.Parameter] = [module.weight, bias] if self.has_bias else [module.weight]  # type: ignore[list-item]
         self.param_names = [f"{name}.{part}".lstrip(".") for part in ("weight", "bias")[: len(self.params)]]
 
@@ -94,8 +94,8 @@ class LinearLayer(MatrixLayer):
 class StackedLinearLayer(LinearLayer):
     """``StackedLinear``: the leading axis counts models."""
 
-    def __init__(self, name: str, module: StackedLinear):
-        super().__init__(name, module)
+    def __init__(self, name: str, module: StackedLinear, with_bias: bool = True):
+        super().__init__(name, module, with_bias)
         self.stack = module.stack
 
     @property
@@ -171,8 +171,8 @@ class BareParameter:
         return [matrix]
 
 
-def as_matrix_layer(name: str, module: nn.Module) -> MatrixLayer | None:
-    """The matrix that ``module`` is, or None if it is none we know.
+def as_matrix_layer(name: str, module: nn.Module, with_bias: bool = True) -> MatrixLayer | None:
+    """The matrix that ``module`` is, with its bias as last column unless not wanted, or None if it is none we know.
 
     A subclass that computes something else in its ``forward`` is none, nor is a module whose weight is frozen, computed
     by a parametrisation, or used without calling the module.
@@ -181,10 +181,10 @@ def as_matrix_layer(name: str, module: nn.Module) -> MatrixLayer | None:
     if not (isinstance(module._parameters.get("weight"), nn.Parameter) and module.weight.requires_grad):
         return None
     if kind.forward is nn.Linear.forward:
-        return LinearLayer(name, module)
+        return LinearLayer(name, module, with_bias)
     if kind.forward is StackedLinear.forward and isinstance(module, StackedLinear):
-        return StackedLinearLayer(name, module)
+        return StackedLinearLayer(name, module, with_bias)
     for conv in (nn.Conv1d, nn.Conv2d):
         if kind.forward is conv.forward and kind._conv_forward is conv._conv_forward:
-            return ConvLayer(name, module)
+            return ConvLayer(name, module, with_bias)
     return None

@@ -6,6 +6,8 @@ Matrices are ``(..., p, n)`` with p outputs and n inputs, flattened row by row, 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -58,6 +60,13 @@ def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
 def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
     """Back from the eigenbasis: ``q_out · matrix · q_inᵀ`` ``(..., p, n)``."""
     return q_out @ (matrix @ q_in.mT)
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """Within the block matrix products keep their dtype, whatever autocast the user has on."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def outer(column: Tensor, row: Tensor) -> Tensor:

@@ -239,7 +239,9 @@ class NaturalGradient(VariationalOptimizer):
 
     def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
         for slot in active:
-            if not slot.fisher.pending():
+            if slot.name not in self.statistics.seen and any(
+                p.grad is not None and p.grad.any() for p in slot.layer.params
+            ):
                 raise RuntimeError(
                     f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
                     f"layer, or its forward ran outside sampled_params(); overrides={{{slot.name!r}: 'diagonal'}} "
@@ -270,14 +272,18 @@ class NaturalGradient(VariationalOptimizer):
 
     def _distribution(self, slot: Slot) -> Distribution:
         assert isinstance(slot, FisherSlot)
+        self._check_spread()
         return slot.fisher.posterior(slot.mean.clone(), self.posterior_scale, self.intrinsic_damping)
+
+    def _check_spread(self) -> None:
+        if self.posterior_scale == 0:
+            raise ValueError("with kl_weight=0 the posterior has no spread, and its KL to the prior is infinite")
 
     def _slot_kl(self, slot: Slot) -> Tensor:
         """½·[(tr Σ + ‖M‖²)/η − d + d·log η − log det Σ] with Σ = (λ/N)·(F + γ_in·I)⁻¹."""
         assert isinstance(slot, FisherSlot)
         scale, damping, prior_var = self.posterior_scale, self.intrinsic_damping, self.param_groups[0]["prior_var"]
-        if scale == 0:
-            raise ValueError("with kl_weight=0 the posterior has no spread, and its KL to the prior is infinite")
+        self._check_spread()
         dims = slot.fisher.event_dims
         mean = slot.mean.flatten(-dims) if dims else slot.mean.unsqueeze(-1)
         d = mean.shape[-1]

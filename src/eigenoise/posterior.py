@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,11 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 
 from eigenoise import checks, likelihoods
 from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
+from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.version import __version__
 
 FORMAT = 1
+LIKELIHOODS = tuple(name for name in likelihoods.__all__ if name != "Likelihood")
 KINDS = {
     "eigen": ("loc", "q_out", "q_in", "variance"),
     "matrix": ("loc", "cov_out", "cov_in"),
@@ -33,11 +35,13 @@ class Entry:
 
     distribution: Distribution
     params: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape), weight first
+    stack: int | None = None  # the number of models if the leading axis counts models
 
     @classmethod
-    def of(cls, distribution: Distribution, names: Sequence[str], params: Sequence[Tensor]) -> Entry:
-        """The entry that fills ``params``."""
-        return cls(distribution, tuple((name, tuple(p.shape)) for name, p in zip(names, params, strict=True)))
+    def of(cls, distribution: Distribution, layer: MatrixLayer | BareParameter) -> Entry:
+        """The entry that fills the parameters of ``layer``."""
+        shapes = tuple((name, tuple(p.shape)) for name, p in zip(layer.param_names, layer.params, strict=True))
+        return cls(distribution, shapes, layer.stack)
 
     def unpack(self, matrix: Tensor) -> dict[str, Tensor]:
         """The matrix ``(..., p, n)`` as parameters by name."""
@@ -110,9 +114,11 @@ class Posterior(Mapping[str, Distribution]):
         """KL(q ‖ N(0, prior_var·I)), all layers together; ``(s,)`` for a stack of models."""
         checks.number("prior_var", prior_var, open_low=True)
         total = torch.zeros(())
-        for q in self.values():
+        for entry in self.entries.values():
+            q = entry.distribution
             prior = Independent(Normal(torch.zeros_like(q.mean), prior_var**0.5), len(q.event_shape))
-            total = total + kl_divergence(q, prior)
+            kl = kl_divergence(q, prior)
+            total = total + (kl.sum() if entry.stack is None else kl)
         return total
 
     @contextmanager
@@ -122,7 +128,7 @@ class Posterior(Mapping[str, Distribution]):
         Raises:
             ValueError: if the model does not have these parameters and buffers in these shapes.
         """
-        with _written(model, {**self.rest, **self.mean}):
+        with _written(model, self._whole(model)):
             yield
 
     @contextmanager
@@ -133,11 +139,20 @@ class Posterior(Mapping[str, Distribution]):
 
     def load_into(self, model: nn.Module) -> None:
         """Write the means and the rest into ``model`` for good."""
-        values = {**self.rest, **self.mean}
+        values = self._whole(model)
         targets = _targets(model, values)
         with torch.no_grad():
             for name, value in values.items():
                 targets[name].copy_(value)
+
+    def _whole(self, model: nn.Module) -> dict[str, Tensor]:
+        """Means and rest, which must be all the parameters that ``model`` has."""
+        values = {**self.rest, **self.mean}
+        _targets(model, values)
+        missing = [name for name, _ in model.named_parameters() if name not in values]
+        if missing:
+            raise ValueError(f"the model has a parameter {missing[0]!r} that this posterior does not hold")
+        return values
 
     def save(self, path: str | os.PathLike) -> None:
         """Write one safetensors file with JSON metadata; the file appears only when it is complete."""
@@ -146,11 +161,12 @@ class Posterior(Mapping[str, Distribution]):
         tensors, layout = {}, {}
         for name, entry in self.entries.items():
             kind, parts, event_dims = _dismantle(entry.distribution)
-            layout[name] = {"kind": kind, "params": entry.params, "event_dims": event_dims}
+            layout[name] = {"kind": kind, "params": entry.params, "event_dims": event_dims, "stack": entry.stack}
             tensors.update({f"q/{name}/{part}": t.detach().cpu().contiguous() for part, t in parts.items()})
         tensors.update({f"rest/{name}": t.detach().cpu().contiguous().clone() for name, t in self.rest.items()})
         meta: dict[str, Any] = {"format": FORMAT, "eigenoise": __version__, "layout": layout, "likelihood": None}
         if self.likelihood is not None:
+            checks.choice("the likelihood", type(self.likelihood).__name__, LIKELIHOODS)
             meta["likelihood"] = {"kind": type(self.likelihood).__name__, "config": self.likelihood.config()}
             state = self.likelihood.state_dict()
             tensors.update({f"likelihood/{name}": t.detach().cpu().contiguous() for name, t in state.items()})
@@ -159,6 +175,7 @@ class Posterior(Mapping[str, Distribution]):
         os.close(handle)
         try:
             save_file({k: t.clone() for k, t in tensors.items()}, temporary, {"eigenoise": json.dumps(meta)})
+            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, a user's are as the umask says
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -188,6 +205,12 @@ class Posterior(Mapping[str, Distribution]):
             raise ValueError(f"{path} is not a posterior that this version can read: {error}") from error
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def _dismantle(q: Distribution) -> tuple[str, dict[str, Tensor], int]:
     if isinstance(q, EigenMatrixNormal):
         return "eigen", {"loc": q.loc, "q_out": q.q_out, "q_in": q.q_in, "variance": q.eigen_variance}, 2
@@ -208,14 +231,17 @@ def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
         else:
             q = Independent(Normal(*parts), about["event_dims"])
         params = tuple((param, tuple(shape)) for param, shape in about["params"])
-        if sum(torch.Size(shape).numel() for _, shape in params) != q.mean.numel():
+        columns = [q.mean.numel()]
+        if len(params) == 2:  # the bias is the last column
+            columns = [q.mean[..., :-1].numel(), q.mean[..., -1].numel()]
+        if [torch.Size(shape).numel() for _, shape in params] != columns:
             raise ValueError(f"the parts of {name!r} do not fit its matrix")
-        entries[name] = Entry(q, params)
+        entries[name] = Entry(q, params, about["stack"])
     rest = {k.removeprefix("rest/"): t for k, t in tensors.items() if k.startswith("rest/")}
     likelihood = None
     if meta["likelihood"] is not None:
         kind = meta["likelihood"]["kind"]
-        checks.choice("the likelihood", kind, (k for k in likelihoods.__all__ if k != "Likelihood"))
+        checks.choice("the likelihood", kind, LIKELIHOODS)
         likelihood = getattr(likelihoods, kind)(**meta["likelihood"]["config"])
         prefix = "likelihood/"
         likelihood.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
@@ -224,7 +250,7 @@ def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
 
 def _targets(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The model's own tensors for ``values``, checked before anything is written."""
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for name, value in values.items():
         if name not in own:
             raise ValueError(f"the posterior holds {name!r}, but the model has no such parameter or buffer")

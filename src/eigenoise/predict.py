@@ -52,12 +52,15 @@ def predict(
     checks.integer("chunk_size", chunk_size)
     if not isinstance(source, (VariationalOptimizer, Posterior)):
         raise TypeError(f"source must be an optimiser of eigenoise or a Posterior, but a {type(source).__name__} came")
+    if isinstance(source, VariationalOptimizer) and source.model is not model:
+        raise ValueError("model must be the one that the optimiser trains; for another pass optimizer.posterior")
     likelihood = likelihood or source.likelihood
     if likelihood is None:
         raise ValueError("this posterior carries no likelihood: pass likelihood=")
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, but a {type(x).__name__} came; use torch.as_tensor(x)")
-    axis = 1 if likelihood.stack is not None and x.ndim > 2 else 0
+    out_axis = 0 if likelihood.stack is None else 1
+    axis = out_axis if x.ndim > 2 else 0
     if x.ndim == 0 or x.shape[axis] == 0:
         raise ValueError(f"x must hold at least one input, but its shape is {tuple(x.shape)}")
     device = next(model.parameters()).device
@@ -76,5 +79,15 @@ def predict(
     with evaluating(model), torch.no_grad(), around:
         for _ in range(samples):
             with block():
-                outputs.append(torch.cat([model(part) for part in x.split(chunk_size, axis)], axis))
+                outputs.append(torch.cat([_output(model, part) for part in x.split(chunk_size, axis)], out_axis))
     return likelihood.predictive(torch.stack(outputs), generator)
+
+
+def _output(model: nn.Module, x: Tensor) -> Tensor:
+    f = model(x)
+    if f.ndim < 2:
+        raise ValueError(
+            f"the model's output must have a batch axis and a target axis, but {tuple(f.shape)} came for inputs "
+            f"{tuple(x.shape)}; give x a batch axis with x.unsqueeze(0), or the output a target axis"
+        )
+    return f

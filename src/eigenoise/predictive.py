@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ class GaussianMixture(Distribution):
 
     def cdf(self, value: Tensor) -> Tensor:
         """P(target ≤ value) for each output on its own; ``value`` broadcasts against ``(..., b, d)``."""
-        return torch.special.ndtr((value - self.loc) / self.scale).mean(0)
+        return _normal_cdf((value - self.loc) / self.scale).mean(0)
 
     def quantile(self, q: float) -> Tensor:
         """The value below which a target falls with probability ``q``, for each output on its own: ``(..., b, d)``."""
@@ -77,11 +78,15 @@ class GaussianMixture(Distribution):
         k, shape = self.loc.shape[0], self.loc.shape[1:]
         size = max(1, CHUNK // k)
         parts = zip(self.loc.reshape(k, -1).split(size, 1), self.scale.reshape(k, -1).split(size, 1), strict=True)
+        if q > 0.5:  # the upper tail is the lower one of the mirror image, where small probabilities keep their digits
+            return -torch.cat([_bisect(-loc, scale, 1 - q) for loc, scale in parts]).reshape(shape)
         return torch.cat([_bisect(loc, scale, q) for loc, scale in parts]).reshape(shape)
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval that holds a target with probability ``coverage``: lower and upper ``(..., b, d)``."""
-        checks.number("coverage", coverage, open_low=True, high=1.0)
+        checks.number("coverage", coverage, open_low=True)
+        if coverage >= 1:
+            raise ValueError(f"coverage must be below 1, but {coverage!r} came")
         return self.quantile((1 - coverage) / 2), self.quantile((1 + coverage) / 2)
 
     def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
@@ -99,14 +104,18 @@ def _choose_samples(parameter: Tensor, shape: torch.Size, generator: torch.Gener
     return index.reshape(-1, *parameter.shape[1:-1]).unsqueeze(-1).expand(-1, *parameter.shape[1:])
 
 
+def _normal_cdf(z: Tensor) -> Tensor:
+    """Φ(z), exact in the lower tail, where (1 + erf)/2 would cancel."""
+    return 0.5 * torch.special.erfc(z * -(0.5**0.5))
+
+
 def _bisect(loc: Tensor, scale: Tensor, q: float) -> Tensor:
     """Quantile of each column's mixture: the CDF is monotone, and every component's own quantile brackets it."""
-    z = torch.special.ndtri(torch.tensor(q, dtype=loc.dtype, device=loc.device))
-    own = loc + scale * z
+    own = loc + scale * NormalDist().inv_cdf(q)
     low, high = own.amin(0), own.amax(0)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        below = torch.special.ndtr((middle - loc) / scale).mean(0) < q
+        below = _normal_cdf((middle - loc) / scale).mean(0) < q
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return (low + high) / 2
 
@@ -174,7 +183,7 @@ class CategoricalMixture(Distribution):
         flat = self.probs.reshape(-1, self.logits.shape[-1])
         count = torch.Size(sample_shape).numel()
         drawn = torch.multinomial(flat, count, replacement=True, generator=generator)
-        return drawn.mT.reshape(*sample_shape, *self.batch_shape)
+        return drawn.mT.reshape(torch.Size(sample_shape) + self.batch_shape)
 
 
 class BernoulliMixture(Distribution):
@@ -215,6 +224,10 @@ class BernoulliMixture(Distribution):
     def weights_stddev(self) -> Tensor:
         """The part of ``stddev`` that comes from not knowing the weights."""
         return self.logits.sigmoid().var(0, correction=0).sqrt()
+
+    def entropy(self) -> Tensor:
+        """Entropy of each yes/no target on its own in nats, ``(..., b, d)``."""
+        return torch.special.entr(self.probs) + torch.special.entr(1 - self.probs)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log (1/k) Σ p_k(value), the d targets of an example jointly: ``(..., b)``."""

@@ -12,6 +12,7 @@ from eigenoise.capture import Call, Capture, Joined, join
 from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
+from eigenoise.linalg import full_precision
 from eigenoise.swap import Slot
 
 FISHERS = ("sampled", "exact", "empirical")
@@ -44,6 +45,7 @@ class Statistics:
         self._bare = [slot for slot in slots if isinstance(slot.layer, BareParameter)]
         layers = [slot.layer for slot in slots if isinstance(slot.layer, MatrixLayer)]
         self.capture = Capture(layers, [slot.layer.params[0] for slot in self._bare])
+        self.seen: set[str] = set()  # slots that statistics came for since ``discard``
         self._factors = self._scale = False
         self._deliveries: list[Callable[[], None]] = []  # what the user's backward pass leaves for the block's end
 
@@ -70,8 +72,13 @@ class Statistics:
         terms = self.likelihood.terms(f)
         if self.fisher == "empirical":
             return self._from_training_gradient(self.capture.calls_behind(f), terms)
-        layers, bare = self.capture.backward(f, self._vectors(f.detach()))
-        return lambda scale: self._take_in(layers, bare, terms)
+        used, bare = self.capture.backward(f, self._vectors(f.detach()))
+
+        def backpropagated(scale: Tensor) -> None:
+            self._take_in(join(used), bare, terms)
+            self.capture.release(call for call, _ in used)
+
+        return backpropagated
 
     def pending(self) -> list[Tensor]:
         """The sums that the next ``commit`` of the Fishers would use."""
@@ -79,6 +86,7 @@ class Statistics:
 
     def discard(self) -> None:
         """Forget what was gathered."""
+        self.seen.clear()
         for slot in self.slots:
             slot.fisher.discard()
 
@@ -114,8 +122,13 @@ class Statistics:
 
     def _take_in(self, layers: list[Joined], bare: Sequence[Tensor | None], terms: int) -> None:
         for layer, a, g in layers:
-            self._slot_of[id(layer)].fisher.update(a, g, terms, factors=self._factors, scale=self._scale)
+            slot = self._slot_of[id(layer)]
+            self.seen.add(slot.name)
+            with full_precision(a.device):
+                slot.fisher.update(a, g, terms, factors=self._factors, scale=self._scale)
         for slot, total in zip(self._bare, bare, strict=True):
-            if total is not None and self._scale:
-                assert isinstance(slot.fisher, Diagonal)
-                slot.fisher.update_from_sum(total, terms)
+            if total is not None:
+                self.seen.add(slot.name)
+                if self._scale:
+                    assert isinstance(slot.fisher, Diagonal)
+                    slot.fisher.update_from_sum(total, terms)

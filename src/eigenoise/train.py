@@ -41,18 +41,20 @@ def epochs(
     size = x.shape[0] if stack is None else x.shape[1]
     group = optimizer.param_groups[0]
     start = {name: group[name] for name in decayed if name in group}
-    for epoch in range(1, count + 1):
-        group.update({name: value * (decay if 2 * epoch > count else 1.0) for name, value in start.items()})
-        for index in _batches(size, stack, batch_size, generator):
-            rows = index if stack is None else (torch.arange(stack).unsqueeze(-1), index)
-            x_batch, y_batch = x[rows], y[rows]
-            optimizer.zero_grad()
-            for _ in range(optimizer.samples):
-                with optimizer.sampled_params():
-                    likelihood.nll(model(x_batch), y_batch).backward()
-            optimizer.step()
-        yield epoch
-    group.update(start)
+    try:
+        for epoch in range(1, count + 1):
+            group.update({name: value * (decay if 2 * epoch > count + 1 else 1.0) for name, value in start.items()})
+            for index in _batches(size, stack, batch_size, generator):
+                rows = index if stack is None else (torch.arange(stack).unsqueeze(-1), index)
+                x_batch, y_batch = x[rows], y[rows]
+                optimizer.zero_grad()
+                for _ in range(optimizer.samples):
+                    with optimizer.sampled_params():
+                        likelihood.nll(model(x_batch), y_batch).backward()
+                optimizer.step()
+            yield epoch
+    finally:
+        group.update(start)
 
 
 def _batches(size: int, stack: int | None, batch_size: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:

@@ -50,15 +50,18 @@ def treat(
     overrides = dict(overrides or {})
     for name, kind in overrides.items():
         checks.choice(f"overrides[{name!r}]", kind, TREATMENTS)
-        if not any(_below(path, name) for path, _ in model.named_parameters()):
+        if not any(_below(path, name) and param.requires_grad for path, param in model.named_parameters()):
             raise ValueError(f"overrides names {name!r}, but the model has no trainable parameter there")
     _check_parameters(model)
 
     chosen: list[Treatment] = []
     covered: set[int] = set()
     for name, module in model.named_modules():
-        layer = None if _inside_attention(model, name) else as_matrix_layer(name, module)
-        if layer is not None and not any(_below(path, o) for o in overrides for path in layer.param_names):
+        weight, bias = (f"{name}.{part}".lstrip(".") for part in ("weight", "bias"))
+        if _inside_attention(model, name) or any(_below(weight, o) for o in overrides):
+            continue
+        layer = as_matrix_layer(name, module, with_bias=not any(_below(bias, o) for o in overrides))
+        if layer is not None:
             if isinstance(layer, LinearLayer):
                 layer.batch_dim = batch_dim
             chosen.append(Treatment(layer, "structured"))
@@ -73,7 +76,7 @@ def treat(
 
 
 def _below(path: str, name: str) -> bool:
-    return path == name or path.startswith(name + ".")
+    return not name or path == name or path.startswith(name + ".")
 
 
 def _inside_attention(model: nn.Module, name: str) -> bool:
@@ -83,6 +86,9 @@ def _inside_attention(model: nn.Module, name: str) -> bool:
 
 
 def _check_parameters(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise ValueError(f"{name!r} has sparse gradients, which are not supported: build it with sparse=False")
     seen: dict[int, str] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         if not param.requires_grad:

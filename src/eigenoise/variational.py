@@ -20,6 +20,7 @@ from eigenoise import checks, state
 from eigenoise.blocks import Blocks
 from eigenoise.elbo import ElboTerms, expected_log_likelihood
 from eigenoise.likelihoods import Likelihood
+from eigenoise.linalg import full_precision
 from eigenoise.posterior import Entry, Posterior
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment, describe, treat
@@ -156,11 +157,12 @@ class VariationalOptimizer(Optimizer):
     def _observe(self, f: Tensor, y: Tensor, loss: Tensor) -> None:
         """Called by the likelihood for every training loss; what follows happens only if it is backpropagated."""
         then = self._on_loss(f)
+        output, value = f.detach(), loss.detach()  # the hook must not hold the graph that holds the hook
 
         def backpropagated(scale: Tensor) -> None:
             self.blocks.trained = True
-            self._loss = loss.detach()
-            self.likelihood.observe(f.detach(), y)
+            self._loss = value
+            self.likelihood.observe(output, y)
             if then is not None:
                 then(scale)
 
@@ -208,7 +210,8 @@ class VariationalOptimizer(Optimizer):
         self._check_ready()
         assert self._loss is not None
         self.blocks.swap.read()
-        self._apply(self._loss)
+        with full_precision(self._loss.device):
+            self._apply(self._loss)
         self.blocks.swap.restore()
         self.likelihood.update(self.param_groups[0]["num_data"])
         rate = 1 / min(self.steps + 1, 100)
@@ -281,7 +284,7 @@ class VariationalOptimizer(Optimizer):
         self.blocks.refuse_inside("posterior")
         self.blocks.swap.read()
         entries = {
-            slot.name: Entry.of(self._distribution(slot), slot.layer.param_names, slot.layer.params)
+            slot.name: Entry.of(self._distribution(slot), slot.layer)
             for slot in self.slots
             if self.treatments[slot.name].noisy
         }

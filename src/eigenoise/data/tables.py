@@ -82,5 +82,5 @@ def split(table: Table, seeds: Sequence[int], test_fraction: float = 0.1, dtype:
 
 def _standardise(train: np.ndarray, test: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
     mean, std = train.mean(0), train.std(0)
-    std = np.where(std > 0, std, 1.0)
+    std = np.where(np.ptp(train, axis=0) > 0, std, 1.0)  # rounding gives a constant column a tiny spread
     return ((train - mean) / std, (test - mean) / std), mean, std

@@ -96,6 +96,11 @@ class Likelihood(ABC):
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         """−log p(y | f), the mean over the batch (with ``stack``, the sum of the models' means): what to minimise."""
         checks.floating("the model's output", f)
+        if f.ndim < 2:
+            raise ValueError(
+                f"the model's output must have the shape (b, d), a batch axis and a target axis, but {tuple(f.shape)} "
+                "came; use f.unsqueeze(-1) for a single target"
+            )
         if self.stack is not None and (f.ndim < 3 or f.shape[-3] != self.stack):
             raise ValueError(
                 f"the model's output must have the shape (..., {self.stack}, b, d) with stack={self.stack}, "
