@@ -84,12 +84,23 @@ def main() -> None:
         for name, step in steps.items():
             times[name].append(cycle_time(step))
     base = times["SGD"]
-    result = {"environment": {"torch": torch.__version__, "python": platform.python_version(), "threads": 1}}
+    environment = {
+        "eigenoise": en.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": 1,
+    }
+    result: dict = {"environment": environment, "cycle": CYCLE, "rounds": args.rounds, "methods": {}}
     print(f"SGD: {1e6 * statistics.median(base):.0f} µs a step; ratios to it, median [quartiles], {args.rounds} rounds")
     for name, values in times.items():
         ratios = [value / sgd for value, sgd in zip(values, base, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        result[name] = {"microseconds": 1e6 * statistics.median(values), "ratio": middle, "quartiles": [low, high]}
+        result["methods"][name] = {
+            "microseconds": 1e6 * statistics.median(values),
+            "ratio": middle,
+            "quartiles": [low, high],
+        }
         print(f"  {name:50} {middle:5.2f}  [{low:.2f}, {high:.2f}]")
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -463,3 +463,36 @@ def test_exact_fisher_needs_one_target_for_each_example():
     opt = build(model=nn.Linear(3, 1), fisher="exact")
     with opt.sampled_params(), pytest.raises(ValueError, match="use fisher='sampled'"):
         opt.likelihood.nll(opt.model(torch.randn(2, 4, 3)), torch.randn(2, 4, 1))
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_a_gradient_scaler_changes_nothing(data, method):
+    def train(scaled):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        options = {} if method is en.BayesByBackprop else {"fisher": "empirical", "stats_every": 2}
+        opt = build(method, model=model, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=scaled)
+        for _ in range(5):
+            with opt.sampled_params():
+                opt.zero_grad()
+                scaler.scale(opt.likelihood.nll(opt.model(data[0]), data[1])).backward()
+            scaler.step(opt)
+            scaler.update()
+        return parameters(opt)
+
+    plain, scaled = train(False), train(True)
+    for name, value in plain.items():
+        torch.testing.assert_close(scaled[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_may_be_clipped_before_the_step(data):
+    opt = build(momentum=0.0, layer_clip=None, prior_var=1e9)
+    before = parameters(opt)
+    with opt.sampled_params():
+        opt.zero_grad()
+        opt.likelihood.nll(opt.model(data[0]), data[1]).backward()
+    nn.utils.clip_grad_norm_(opt.model.parameters(), 1e-12)
+    opt.step()
+    for name, value in parameters(opt).items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=1e-8)

@@ -73,6 +73,8 @@ class VariationalOptimizer(Optimizer):
         self.blocks = Blocks(self.slots, antithetic)
         self.params = self.blocks.swap.params
         device = self.params[0].device
+        if generator is not None and generator.device.type != device.type:
+            raise ValueError(f"generator must be on the model's device, {device}, but it is on {generator.device}")
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
         self.steps = 0
         self._in_closure = False
