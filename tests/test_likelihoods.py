@@ -19,6 +19,7 @@ from torch.nn.functional import one_hot
 import eigenoise as en
 from eigenoise.likelihoods import Likelihood
 from eigenoise.predictive import BernoulliMixture, CategoricalMixture, GaussianMixture
+from seeded import generator, randn
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64 against closed forms, autograd and quadrature
 STANDARD_ERRORS = 5.0  # a Monte Carlo mean may be this many of its own standard errors off
@@ -33,14 +34,6 @@ lead_shapes = pytest.mark.parametrize(("stack", "lead"), LEADS, ids=["plain", "p
 
 def close(got: Tensor, wanted: Tensor, **tolerance: float) -> None:
     torch.testing.assert_close(got, wanted, **(tolerance or CLOSE))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def make(kind: str, stack: int | None = None, **options: Any) -> Any:

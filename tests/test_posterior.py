@@ -23,6 +23,7 @@ from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
 from eigenoise.likelihoods import GaussianLikelihood
 from eigenoise.models import StackedLinear
 from eigenoise.posterior import Entry
+from seeded import generator, randn
 
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}  # float64 against dense inverses
 STANDARD_ERRORS = 5.0  # a sample moment may be this many of its own standard errors off
@@ -53,14 +54,6 @@ every_model = pytest.mark.parametrize("name", MODELS)
 
 def close(got: Tensor, wanted: Tensor, **tolerance: float) -> None:
     torch.testing.assert_close(got, wanted, **(tolerance or CLOSE))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def build(name: str, seed: int = 1) -> nn.Module:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import eigenoise as en
 from eigenoise.predictive import BernoulliMixture, CategoricalMixture, GaussianMixture
+from seeded import generator, randn
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64, the same sums in another order
 N_IN, N, K = 3, 12, 4
@@ -31,14 +32,6 @@ sources = pytest.mark.parametrize("source", ["optimizer", "posterior"])
 
 def close(got: Tensor, wanted: Tensor, **tolerance: float) -> None:
     torch.testing.assert_close(got, wanted, **(tolerance or CLOSE))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def network(outputs: int = 1) -> nn.Sequential:

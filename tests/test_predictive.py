@@ -15,6 +15,7 @@ from torch.nn.functional import one_hot
 
 from eigenoise import predictive
 from eigenoise.predictive import BernoulliMixture, CategoricalMixture, GaussianMixture, log_mean_exp
+from seeded import generator, randn
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64 against torch's own mixture
 CLOSE32 = {"rtol": 1e-4, "atol": 1e-4}  # float32 against float64
@@ -29,14 +30,6 @@ leads = pytest.mark.parametrize("lead", LEADS, ids=str)
 
 def close(got: Tensor, wanted: Tensor, **tolerance: float) -> None:
     torch.testing.assert_close(got, wanted, **(tolerance or CLOSE))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=generator(seed))
 
 
 def make(kind: Any, *lead: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,7 +49,8 @@ class BayesByBackprop(VariationalOptimizer):
         betas: Adam's decay rates.
         eps: Adam's.
         init_std: σ at the start.
-        samples, antithetic, others, overrides, batch_dim, generator: as for ``VariationalOptimizer``.
+        **common: ``samples``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator`` as for
+            ``VariationalOptimizer``.
     """
 
     def __init__(
@@ -65,28 +65,12 @@ class BayesByBackprop(VariationalOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         init_std: float = 0.05,
-        samples: int = 1,
-        antithetic: bool = False,
-        others: str = "diagonal",
-        overrides: Mapping[str, str] | None = None,
-        batch_dim: int = 0,
-        generator: torch.Generator | None = None,
+        **common: Any,
     ):
         self.init_std = checks.number("init_std", init_std, open_low=True)
         betas = tuple(checks.number(f"betas[{i}]", beta, high=0.999999) for i, beta in enumerate(betas))  # type: ignore[assignment]
         hyper = {"lr": lr, "kl_weight": kl_weight, "prior_var": prior_var, "betas": betas, "eps": eps}
-        super().__init__(
-            model,
-            num_data=num_data,
-            likelihood=likelihood,
-            hyper=hyper,
-            samples=samples,
-            antithetic=antithetic,
-            others=others,
-            overrides=overrides,
-            batch_dim=batch_dim,
-            generator=generator,
-        )
+        super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
         self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps)
         self._before: list[tuple[Tensor | None, Tensor | None]] = []
 

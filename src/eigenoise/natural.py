@@ -32,7 +32,6 @@ class NaturalGradient(VariationalOptimizer):
     Args:
         model: any ``nn.Module``.
         structure: builds the Fisher of a layer from its shape.
-        noise: whether weights are sampled; without, the mean itself is trained (K-FAC, EK-FAC).
         num_data: N, the number of likelihood terms in the training set.
         likelihood: what the model's output means; its ``nll`` is the loss.
         lr: α, the step size.
@@ -53,14 +52,16 @@ class NaturalGradient(VariationalOptimizer):
         init: the Fisher starts as this times the identity.
         warmup: let the first statistics replace that start faster than the moving averages would: update k counts at
             least 1/(k + 1).
-        samples, antithetic, others, overrides, batch_dim, generator: as for ``VariationalOptimizer``.
+        **common: ``samples``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator`` as for
+            ``VariationalOptimizer``.
     """
+
+    noise: bool  # whether weights are sampled; without, the mean itself is trained (K-FAC, EK-FAC)
 
     def __init__(
         self,
         model: nn.Module,
         structure: Callable[..., Fisher],
-        noise: bool,
         *,
         num_data: int,
         likelihood: Likelihood,
@@ -80,14 +81,8 @@ class NaturalGradient(VariationalOptimizer):
         kl_clip: float | None = None,
         init: float = 1.0,
         warmup: bool = True,
-        samples: int = 1,
-        antithetic: bool = False,
-        others: str = "diagonal",
-        overrides: Mapping[str, str] | None = None,
-        batch_dim: int = 0,
-        generator: torch.Generator | None = None,
+        **common: Any,
     ):
-        self.noise = noise
         self.structure = structure
         self.init = checks.number("init", init, open_low=True)
         self.warmup = bool(warmup)
@@ -106,18 +101,7 @@ class NaturalGradient(VariationalOptimizer):
             "layer_clip": layer_clip,
             "kl_clip": kl_clip,
         }
-        super().__init__(
-            model,
-            num_data=num_data,
-            likelihood=likelihood,
-            hyper=hyper,
-            samples=samples,
-            antithetic=antithetic,
-            others=others,
-            overrides=overrides,
-            batch_dim=batch_dim,
-            generator=generator,
-        )
+        super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
         self.statistics = Statistics(self.slots, likelihood, fisher, self.generator)
         self._warned = False
 

@@ -1,21 +1,23 @@
 """The methods by name: NoisyAdam, NoisyKFAC, NoisyEKFAC (Algorithms 1 and 2), and KFAC, EKFAC without noise.
 
-A method is a Fisher structure; everything else is ``NaturalGradient``.
+A method is a Fisher structure, with or without noise; everything else is ``NaturalGradient``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+from typing import Any, final
 
 from torch import nn
 
 from eigenoise import checks
-from eigenoise.fisher import Diagonal, Eigen, Fisher, Kronecker
+from eigenoise.fisher import Diagonal, Eigen, Kronecker
+from eigenoise.fisher.kronecker import DAMPINGS
 from eigenoise.likelihoods import Likelihood
 from eigenoise.natural import NaturalGradient
 
 
+@final
 class NoisyAdam(NaturalGradient):
     """A fully factorised Gaussian posterior by natural gradient: the diagonal Fisher of every layer.
 
@@ -23,12 +25,14 @@ class NoisyAdam(NaturalGradient):
     ``NaturalGradient``.
     """
 
+    noise = True
+
     def __init__(self, model: nn.Module, *, num_data: int, likelihood: Likelihood, **options: Any):
-        super().__init__(model, Diagonal, True, num_data=num_data, likelihood=likelihood, **options)
+        super().__init__(model, Diagonal, num_data=num_data, likelihood=likelihood, **options)
 
 
-class NoisyKFAC(NaturalGradient):
-    """A matrix Gaussian posterior by natural gradient: Algorithm 2.
+class _KroneckerGradient(NaturalGradient):
+    """K-FAC, with noise or without.
 
     Args:
         model: any ``nn.Module``.
@@ -49,45 +53,49 @@ class NoisyKFAC(NaturalGradient):
         inv_every: int = 100,
         **options: Any,
     ):
-        super().__init__(
-            model,
-            _kronecker(damping_form),
-            True,
-            num_data=num_data,
-            likelihood=likelihood,
-            refresh_every=checks.integer("inv_every", inv_every),
-            **options,
-        )
+        structure = functools.partial(Kronecker, damping_form=checks.choice("damping_form", damping_form, DAMPINGS))
+        every = checks.integer("inv_every", inv_every)
+        super().__init__(model, structure, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 
 
-class KFAC(NaturalGradient):
+@final
+class NoisyKFAC(_KroneckerGradient):
+    """A matrix Gaussian posterior by natural gradient: Algorithm 2.
+
+    Args:
+        model: any ``nn.Module``.
+        num_data: N.
+        likelihood: what the model's output means.
+        damping_form: ``"exact"`` or ``"factored"``, see ``fisher.Kronecker``.
+        inv_every: T_inv, steps between decompositions of the factors.
+        **options: as for ``NaturalGradient``.
+    """
+
+    noise = True
+
+
+@final
+class KFAC(_KroneckerGradient):
     """K-FAC: Algorithm 2 without noise; arguments as for ``NoisyKFAC``.
 
     The mean itself is trained; ``posterior`` is then a Laplace approximation around it.
     """
 
+    noise = False
+
+
+class _EigenGradient(NaturalGradient):
+    """EK-FAC, with noise or without; arguments as for ``NoisyEKFAC``."""
+
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        num_data: int,
-        likelihood: Likelihood,
-        damping_form: str = "exact",
-        inv_every: int = 100,
-        **options: Any,
+        self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 100, **options: Any
     ):
-        super().__init__(
-            model,
-            _kronecker(damping_form),
-            False,
-            num_data=num_data,
-            likelihood=likelihood,
-            refresh_every=checks.integer("inv_every", inv_every),
-            **options,
-        )
+        every = checks.integer("eig_every", eig_every)
+        super().__init__(model, Eigen, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 
 
-class NoisyEKFAC(NaturalGradient):
+@final
+class NoisyEKFAC(_EigenGradient):
     """An eigenvalue-corrected matrix Gaussian posterior (EMVG) by natural gradient: Algorithm 1.
 
     Args:
@@ -98,29 +106,14 @@ class NoisyEKFAC(NaturalGradient):
         **options: as for ``NaturalGradient``; ``reinit_every=50`` is the paper's re-initialisation.
     """
 
-    def __init__(
-        self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 100, **options: Any
-    ):
-        every = checks.integer("eig_every", eig_every)
-        super().__init__(model, Eigen, True, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
+    noise = True
 
 
-class EKFAC(NaturalGradient):
+@final
+class EKFAC(_EigenGradient):
     """EK-FAC: Algorithm 1 without noise; arguments as for ``NoisyEKFAC``.
 
     The mean itself is trained; ``posterior`` is then a Laplace approximation around it.
     """
 
-    def __init__(
-        self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 100, **options: Any
-    ):
-        every = checks.integer("eig_every", eig_every)
-        super().__init__(model, Eigen, False, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
-
-
-def _kronecker(damping_form: str) -> Callable[..., Fisher]:
-    def structure(shape: tuple[int, ...], **options: Any) -> Fisher:
-        return Kronecker(shape, damping_form=damping_form, **options)
-
-    checks.choice("damping_form", damping_form, ("exact", "factored"))
-    return structure
+    noise = False

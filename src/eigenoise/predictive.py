@@ -6,6 +6,7 @@ The first axis k of all parameters counts the weight samples; every sample has t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from statistics import NormalDist
 
@@ -120,7 +121,41 @@ def _bisect(loc: Tensor, scale: Tensor, q: float) -> Tensor:
     return (low + high) / 2
 
 
-class CategoricalMixture(Distribution):
+class _ProbabilityMixture(Distribution, ABC):
+    """Zeros and ones whose probabilities ``(k, ...)`` differ between k weight samples."""
+
+    @property
+    @abstractmethod
+    def sample_probs(self) -> Tensor:
+        """Each weight sample's own probabilities ``(k, ..., b, ·)``."""
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities ``(..., b, ·)``: the mean over weight samples."""
+        return self.sample_probs.mean(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """The probabilities: mean of the targets as zeros and ones."""
+        return self.probs
+
+    @property
+    def variance(self) -> Tensor:
+        """p(1 − p): variance of the targets as zeros and ones."""
+        return self.probs * (1 - self.probs)
+
+    @property
+    def noise_stddev(self) -> Tensor:
+        """The part of ``stddev`` that knowing the weights would leave."""
+        return (self.sample_probs * (1 - self.sample_probs)).mean(0).sqrt()
+
+    @property
+    def weights_stddev(self) -> Tensor:
+        """The part of ``stddev`` that comes from not knowing the weights."""
+        return self.sample_probs.var(0, correction=0).sqrt()
+
+
+class CategoricalMixture(_ProbabilityMixture):
     """Classes ``(..., b)`` given k weight samples: (1/k) Σ softmax(logits_k).
 
     Args:
@@ -134,30 +169,9 @@ class CategoricalMixture(Distribution):
         super().__init__(self.logits.shape[1:-1], validate_args=False)
 
     @property
-    def probs(self) -> Tensor:
-        """Class probabilities ``(..., b, c)``."""
-        return self.logits.exp().mean(0)
-
-    @property
-    def mean(self) -> Tensor:
-        """The class probabilities: mean of the one-hot target."""
-        return self.probs
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of the one-hot target ``(..., b, c)``."""
-        return self.probs * (1 - self.probs)
-
-    @property
-    def noise_stddev(self) -> Tensor:
-        """The part of ``stddev`` that comes from the classes' own overlap."""
-        p = self.logits.exp()
-        return (p * (1 - p)).mean(0).sqrt()
-
-    @property
-    def weights_stddev(self) -> Tensor:
-        """The part of ``stddev`` that comes from not knowing the weights."""
-        return self.logits.exp().var(0, correction=0).sqrt()
+    def sample_probs(self) -> Tensor:
+        """Each weight sample's class probabilities ``(k, ..., b, c)``."""
+        return self.logits.exp()
 
     @property
     def mode(self) -> Tensor:
@@ -186,7 +200,7 @@ class CategoricalMixture(Distribution):
         return drawn.mT.reshape(torch.Size(sample_shape) + self.batch_shape)
 
 
-class BernoulliMixture(Distribution):
+class BernoulliMixture(_ProbabilityMixture):
     """Independent yes/no targets ``(..., b, d)`` given k weight samples.
 
     Args:
@@ -200,30 +214,9 @@ class BernoulliMixture(Distribution):
         super().__init__(logits.shape[1:-1], logits.shape[-1:], validate_args=False)
 
     @property
-    def probs(self) -> Tensor:
-        """Probability of yes, ``(..., b, d)``."""
-        return self.logits.sigmoid().mean(0)
-
-    @property
-    def mean(self) -> Tensor:
-        """The probabilities."""
-        return self.probs
-
-    @property
-    def variance(self) -> Tensor:
-        """p(1 − p)."""
-        return self.probs * (1 - self.probs)
-
-    @property
-    def noise_stddev(self) -> Tensor:
-        """The part of ``stddev`` that knowing the weights would leave."""
-        p = self.logits.sigmoid()
-        return (p * (1 - p)).mean(0).sqrt()
-
-    @property
-    def weights_stddev(self) -> Tensor:
-        """The part of ``stddev`` that comes from not knowing the weights."""
-        return self.logits.sigmoid().var(0, correction=0).sqrt()
+    def sample_probs(self) -> Tensor:
+        """Each weight sample's probability of yes, ``(k, ..., b, d)``."""
+        return self.logits.sigmoid()
 
     def entropy(self) -> Tensor:
         """Entropy of each yes/no target on its own in nats, ``(..., b, d)``."""
