@@ -46,6 +46,7 @@ ORDER = [
     "__main__",
 ]
 FISHER_ORDER = ["base", "moments", "factors", "diagonal", "kronecker", "eigen", "__init__"]
+DATA_ORDER = ["files", "tables", "uci", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 
@@ -73,7 +74,11 @@ def test_imports_point_upward(path):
         if parts[0] != own:
             assert ORDER.index(parts[0]) < ORDER.index(own), f"{own} imports {parts[0]}, which stands below it"
         elif len(parts) > 1:
-            order = {"fisher": FISHER_ORDER, "likelihoods": LIKELIHOOD_ORDER, "data": ["tables", "__init__"]}[own]
+            order = {
+                "fisher": FISHER_ORDER,
+                "likelihoods": LIKELIHOOD_ORDER,
+                "data": ["files", "tables", "uci", "__init__"],
+            }[own]
             assert order.index(parts[1]) < order.index(path.stem)
 
 

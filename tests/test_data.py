@@ -150,8 +150,8 @@ def test_a_constant_target_is_only_centred(value: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "seeds", "fraction", "message"),
     [
-        (ROWS, [], 0.1, "0 seeds and 40 rows came"),
-        (2, [0], 0.1, "at least 3 rows, but 1 seeds and 2 rows came"),
+        (ROWS, [], 0.1, "at least one split is needed"),
+        (2, [0], 0.1, "at least 3 rows, but 2 came"),
         (3, [0], 0.9, "at least 3 rows"),
         (ROWS, [0], 0.0, "test_fraction must be .* greater than 0"),
         (ROWS, [0], 1.0, "test_fraction must be .* at most 0.99, but 1.0 came"),

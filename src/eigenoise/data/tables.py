@@ -56,28 +56,49 @@ class Splits:
     y_std: Tensor
 
 
-def split(table: Table, seeds: Sequence[int], test_fraction: float = 0.1, dtype: torch.dtype = torch.float32) -> Splits:
-    """Random splits, one for each seed, stacked along the first axis.
+Rows = tuple[np.ndarray, np.ndarray]  # indices of the training rows and of the test rows
+
+
+def random_rows(rows: int, seed: int, test_fraction: float = 0.1) -> Rows:
+    """A random split of ``rows`` rows.
+
+    Raises:
+        ValueError: if a part would be too small.
+    """
+    checks.number("test_fraction", test_fraction, open_low=True, high=0.99)
+    test_rows = max(1, round(test_fraction * rows))
+    if rows - test_rows < 2:
+        raise ValueError(f"a split needs at least 3 rows, but {rows} came")
+    order = np.random.default_rng(seed).permutation(rows)
+    return order[test_rows:], order[:test_rows]
+
+
+def standardised(table: Table, splits: Sequence[Rows], dtype: torch.dtype = torch.float32) -> Splits:
+    """Splits stacked along the first axis, each scaled by its own training part.
 
     A column that is constant in the training part is only centred.
 
     Raises:
-        ValueError: if there are no seeds, or a part would be empty.
+        ValueError: if there is no split.
     """
-    checks.number("test_fraction", test_fraction, open_low=True, high=0.99)
-    rows = len(table.y)
-    test_rows = max(1, round(test_fraction * rows))
-    if not seeds or rows - test_rows < 2:
-        raise ValueError(f"a split needs a seed and at least 3 rows, but {len(seeds)} seeds and {rows} rows came")
+    if not splits:
+        raise ValueError("at least one split is needed, but none came")
     parts = []
-    for seed in seeds:
-        order = np.random.default_rng(seed).permutation(rows)
-        test, train = order[:test_rows], order[test_rows:]
+    for train, test in splits:
         (x_train, x_test), _, _ = _standardise(table.x[train], table.x[test])
         (y_train, y_test), mean, std = _standardise(table.y[train, None], table.y[test, None])
         parts.append((x_train, y_train, x_test, y_test, mean[None], std[None]))
     stacked = (torch.as_tensor(np.stack(part), dtype=dtype) for part in zip(*parts, strict=True))
     return Splits(*stacked)
+
+
+def split(table: Table, seeds: Sequence[int], test_fraction: float = 0.1, dtype: torch.dtype = torch.float32) -> Splits:
+    """Random splits, one for each seed, stacked along the first axis and standardised by their training parts.
+
+    Raises:
+        ValueError: if there are no seeds, or a part would be empty.
+    """
+    return standardised(table, [random_rows(len(table.y), seed, test_fraction) for seed in seeds], dtype)
 
 
 def _standardise(train: np.ndarray, test: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
