@@ -43,10 +43,14 @@ def test_real_sets(name):
     assert np.isfinite(table.x).all()
     splits = uci.canonical_splits(table, [0, about.splits - 1])
     assert splits.x_train.shape[1] + splits.x_test.shape[1] == about.rows
-    torch.testing.assert_close(splits.x_train.mean(1), torch.zeros(2, about.inputs), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        splits.x_train.mean(1), torch.zeros(2, about.inputs, dtype=torch.float32), rtol=0, atol=1e-4
+    )
     spread = splits.x_train.std(1, correction=0)
     assert ((spread - 1).abs().lt(1e-3) | spread.eq(0)).all()  # Naval has constant columns
-    torch.testing.assert_close(splits.y_train.std(1, correction=0), torch.ones(2, 1), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        splits.y_train.std(1, correction=0), torch.ones(2, 1, dtype=torch.float32), rtol=1e-4, atol=0
+    )
 
 
 @real_data

@@ -51,7 +51,7 @@ def fetch_uci(name: str, folder: str | os.PathLike | None = None) -> Path:
     if path.exists():
         if pooch.file_hash(str(path)) != registry[name]:
             raise DataFileError(
-                f"{path} is damaged or not the known file, whose SHA-256 is {registry[name]}; delete it to fetch it anew"
+                f"{path} is damaged or not the known file, whose SHA-256 is {registry[name]}; delete it to fetch again"
             )
         return path
     logger = pooch.get_logger()
