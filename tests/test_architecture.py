@@ -33,6 +33,7 @@ ORDER = [
     "posterior",
     "elbo",
     "state",
+    "sampling",
     "variational",
     "statistics",
     "natural",

@@ -889,3 +889,70 @@ def test_a_trained_model_can_be_copied(fisher: str, copied: Callable[[nn.Module]
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
     assert not torch.equal(other(x), before)
     step(build(other, fisher=fisher), x, y)  # and the copy can be trained
+
+
+# Where the examples are.
+
+
+class Flattened(nn.Module):
+    """A layer that sees every position of every example as a row of its own."""
+
+    def __init__(self, sequence_first: bool = False, flatten: bool = True):
+        super().__init__()
+        self.lin, self.sequence_first, self.flatten = nn.Linear(3, 2), sequence_first, flatten
+
+    def forward(self, x):
+        rows = x.flatten(0, 1) if self.flatten else x
+        out = self.lin(rows)
+        out = out.unflatten(0, x.shape[:2]) if self.flatten else out
+        return torch.tanh(out).mean(0 if self.sequence_first else 1)
+
+
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@pytest.mark.parametrize("sequence_first", [False, True])
+def test_rows_of_one_example_are_its_positions(fisher, sequence_first):
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 4, 3), torch.randn(5, 2)
+    x = x.transpose(0, 1) if sequence_first else x
+    results = []
+    for flatten in (True, False):
+        torch.manual_seed(1)
+        model = Flattened(sequence_first, flatten)
+        likelihood = en.GaussianLikelihood(precision=2.0)
+        opt = en.EKFAC(
+            model,
+            num_data=5,
+            likelihood=likelihood,
+            fisher=fisher,
+            batch_dim=int(sequence_first),
+            ema_factors=1.0,
+            ema_scale=1.0,
+        )
+        with opt.sampled_params():
+            likelihood.nll(model(x), y).backward()
+        opt.step()
+        results.append(opt.slots[0].fisher.dense(0.0))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_on_another_axis_is_named():
+    model = Flattened(sequence_first=True, flatten=False)
+    likelihood = en.GaussianLikelihood()
+    opt = en.EKFAC(model, num_data=5, likelihood=likelihood)
+
+    def train():
+        with opt.sampled_params():
+            likelihood.nll(model(torch.randn(4, 5, 3)), torch.randn(5, 2)).backward()
+
+    with pytest.raises(ValueError, match="axis 1: build the optimiser with batch_dim=1"):
+        train()
+
+
+def test_predictions_of_a_sequence_first_model_do_not_depend_on_chunks():
+    torch.manual_seed(0)
+    model = Flattened(sequence_first=True, flatten=False)
+    opt = en.NoisyEKFAC(model, num_data=5, likelihood=en.GaussianLikelihood(), batch_dim=1)
+    x = torch.randn(6, 5, 3)
+    whole, parts = (en.predict(model, opt, x, chunk_size=size).mean for size in (100, 2))
+    assert whole.shape == (5, 2)
+    torch.testing.assert_close(parts, whole)

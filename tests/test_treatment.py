@@ -182,7 +182,6 @@ REFUSALS: dict[str, tuple[Any, dict[str, Any], type[Exception], list[str]]] = {
     "no module": (torch.zeros(3), {}, TypeError, ["model", "nn.Module", "Tensor"]),
     "lazy": (lazy, {}, ValueError, ["'0.weight'", "run the model once"]),
     "tied": (tied, {}, ValueError, ["'encoder.weight'", "'decoder.weight'", "tied"]),
-    "shared module": (nn.Sequential(LINEAR, LINEAR), {}, ValueError, ["'0.weight'", "'1.weight'", "tied"]),
     "bfloat16": (nn.Linear(2, 3).bfloat16(), {}, TypeError, ["'weight'", "torch.bfloat16", "autocast"]),
     "float16": (nn.Linear(2, 3).half(), {}, TypeError, ["'weight'", "torch.float16", "autocast"]),
     "complex": (nn.Linear(2, 3, dtype=torch.complex64), {}, TypeError, ["'weight'", "torch.complex64"]),

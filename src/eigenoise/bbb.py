@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional
 from eigenoise import checks
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
-from eigenoise.swap import Slot
+from eigenoise.swap import SideBySide, Slot
 from eigenoise.treatment import Treatment
 from eigenoise.variational import VariationalOptimizer
 
@@ -53,6 +54,8 @@ class BayesByBackprop(VariationalOptimizer):
             ``VariationalOptimizer``.
     """
 
+    noise = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -68,11 +71,14 @@ class BayesByBackprop(VariationalOptimizer):
         **common: Any,
     ):
         self.init_std = checks.number("init_std", init_std, open_low=True)
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise TypeError(f"betas must be a pair of numbers, but {betas!r} came")
         betas = tuple(checks.number(f"betas[{i}]", beta, high=0.999999) for i, beta in enumerate(betas))  # type: ignore[assignment]
         hyper = {"lr": lr, "kl_weight": kl_weight, "prior_var": prior_var, "betas": betas, "eps": eps}
         super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
         self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps)
-        self._before: list[tuple[Tensor | None, Tensor | None]] = []
+        self._caught: list[Tensor | None] = []
+        self._handles: list[Any] = []
 
     def _make_slot(self, treatment: Treatment) -> RhoSlot:
         return RhoSlot(treatment.layer, self.init_std, treatment.noisy)
@@ -84,30 +90,48 @@ class BayesByBackprop(VariationalOptimizer):
         for slot in self.slots:
             if slot.noisy:
                 mean = slot.mean
-                noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=generator.device)
+                shape = slot.sample.shape
+                noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=generator.device)
                 torch.addcmul(mean, slot.std, noise.to(mean.device), out=slot.sample)
             else:
                 slot.sample.copy_(slot.mean)
 
     def _begin_block(self) -> None:
-        """Note the gradients so far: only this block's own belong to this block's noise."""
-        self._before = [(p.grad, None if p.grad is None else p.grad.clone()) for p in self.params]
+        """Catch this block's own gradients: only they belong to this block's noise."""
+        if self.parallel is None and torch.is_grad_enabled():
+            self._caught = [None] * len(self.params)
+            self._handles = [p.register_hook(functools.partial(self._catch, i)) for i, p in enumerate(self.params)]
+
+    def _catch(self, index: int, gradient: Tensor) -> None:
+        caught = self._caught[index]
+        self._caught[index] = gradient.detach().clone() if caught is None else caught + gradient.detach()
 
     def _end_block(self, trained: bool) -> None:
         """Add gradient × noise of this block to the gradient by σ, kept in ``rho.grad``."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         if not trained:
             return
-        before = iter(self._before)
+        if self.parallel is None:
+            gradients = iter(self._caught)
+        else:
+            assert isinstance(self.blocks.swap, SideBySide)
+            gradients = iter(self.blocks.swap.gradients)
         for slot in self.slots:
-            gradient = slot.empty()
-            for view, param in zip(slot.layer.views(gradient), slot.layer.params, strict=True):
-                earlier, value = next(before)
-                grad: Tensor | None = param.grad
-                if grad is not None:
-                    view.copy_(grad if value is None or grad is not earlier else grad - value)
+            gradient = torch.zeros_like(slot.sample)
+            for view in slot.layer.views(gradient):
+                own = next(gradients)
+                if own is not None:
+                    view.copy_(own)
             if slot.noisy:
-                own = gradient * (slot.sample - slot.mean) / slot.std
-                slot.rho.grad = own if slot.rho.grad is None else slot.rho.grad + own
+                by_std = gradient * (slot.sample - slot.mean) / slot.std
+                by_std = by_std if self.parallel is None else by_std.sum(0)
+                slot.rho.grad = by_std if slot.rho.grad is None else slot.rho.grad + by_std
+
+    def _discard(self) -> None:
+        for slot in self.slots:
+            slot.rho.grad = None
 
     def _apply(self, loss: Tensor) -> None:
         if not checks.all_finite([loss, *(p.grad for p in self.params if p.grad is not None)]):
@@ -117,10 +141,10 @@ class BayesByBackprop(VariationalOptimizer):
         for slot in self.slots:
             for view, param in zip(slot.layer.views(slot.mean), slot.layer.params, strict=True):
                 if param.grad is not None:
-                    param.grad.div_(self.samples).add_(view, alpha=weight / prior_var)
+                    param.grad.div_(self.blocks_per_step).add_(view, alpha=weight / prior_var)
             if slot.noisy and slot.rho.grad is not None:
                 std = slot.std
-                by_std = slot.rho.grad / self.samples + weight * (std / prior_var - 1 / std)
+                by_std = slot.rho.grad / self.blocks_per_step + weight * (std / prior_var - 1 / std)
                 slot.rho.grad = by_std * torch.sigmoid(slot.rho)  # dσ/dρ
         self._adam.param_groups[0].update({k: group[k] for k in ("lr", "betas", "eps")})
         self._adam.step()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eigenoise.linalg import full_precision
-from eigenoise.swap import Slot, Swap
+from eigenoise.swap import InPlace, SideBySide, Slot, Swap
 
 
 class Blocks:
@@ -17,18 +17,19 @@ class Blocks:
 
     Args:
         slots: the matrices of the model.
-        antithetic: every second block of a step mirrors the sample of the one before.
+        antithetic: every second sample of a step mirrors the one before.
+        parallel: draw so many samples in one block, as one more leading axis; None for one in each block.
 
     Attributes:
         inside: whether a block is running.
         trained: whether the running block's loss was backpropagated.
         count: blocks with a backpropagated loss since ``forget``.
-        drawn: for each slot the sum of their samples.
+        drawn: for each slot the sum over blocks of their (mean) sample.
     """
 
-    def __init__(self, slots: Sequence[Slot], antithetic: bool):
-        self.slots, self.antithetic = slots, antithetic
-        self.swap = Swap(slots)
+    def __init__(self, slots: Sequence[Slot], antithetic: bool, parallel: int | None = None):
+        self.slots, self.antithetic, self.parallel = slots, antithetic, parallel
+        self.swap: Swap = InPlace(slots) if parallel is None else SideBySide(slots, parallel)
         self.inside = self.trained = False
         self.count = 0
         self.drawn: list[Tensor] = [slot.empty() for slot in slots]
@@ -59,6 +60,10 @@ class Blocks:
                     torch.sub(2 * slot.mean, sample, out=slot.sample)
             else:
                 draw()
+                if self.antithetic and self.parallel is not None and mirror:
+                    for slot in self.slots:
+                        half = self.parallel // 2
+                        torch.sub(2 * slot.mean, slot.sample[:half], out=slot.sample[half:])
         self.inside, self.trained = True, False
         try:
             with torch.no_grad():
@@ -72,9 +77,11 @@ class Blocks:
                 end(self.trained)
         if self.trained:
             add = torch._foreach_add_ if self.count else torch._foreach_copy_
-            add(self.drawn, [slot.sample for slot in self.slots])
+            samples = [slot.sample if self.parallel is None else slot.sample.mean(0) for slot in self.slots]
+            add(self.drawn, samples)
             self.count += 1
-            self._last = None if last or not self.antithetic else [slot.sample.clone() for slot in self.slots]
+            wait = self.antithetic and self.parallel is None and last is None
+            self._last = [sample.clone() for sample in samples] if wait else None
 
     def forget(self) -> None:
         """Start counting for the next step."""

@@ -116,13 +116,14 @@ class Capture:
             self._expecting[index] = g.detach().clone()  # it may become the .grad that is added to or clipped
 
 
-def join(used: Sequence[tuple[Call, Tensor]]) -> list[Joined]:
+def join(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[Joined]:
     """Calls of one forward pass and gradients ``(v, ...)`` at their outputs, layer by layer in the canonical form.
 
-    Several calls of one layer become further positions, so that an example's gradient is the sum over them.
+    Several calls of one layer become further positions, so that an example's gradient is the sum over them. So do the
+    rows of a layer that sees several for each of the model's ``examples``, as after ``x.flatten(0, 1)``.
 
     Raises:
-        ValueError: if a layer's calls have batches of different sizes.
+        ValueError: if a layer's calls have batches of different sizes, or its batch is on another axis.
     """
     by_layer: dict[int, list[tuple[Call, Tensor]]] = {}
     for pair in used:
@@ -130,13 +131,17 @@ def join(used: Sequence[tuple[Call, Tensor]]) -> list[Joined]:
     joined = []
     for calls in by_layer.values():
         layer = calls[0][0].layer
+        for call, _ in calls:
+            layer.check_batch_axis(call.x, examples)
         a = [layer.activations(call.x) for call, _ in calls]
         g = [torch.stack([layer.gradients(vector) for vector in vectors], -4) for _, vectors in calls]
         sizes = [part.shape[-3] for part in a]
         if len(set(sizes)) > 1:
             raise ValueError(
                 f"layer {layer.name!r} was called {len(a)} times in one forward pass with batches of {sizes}: "
-                "its examples cannot be matched; call it with equal batches"
+                f"its examples cannot be matched; call it with equal batches, or treat it with overrides={{"
+                f"{layer.name!r}: 'diagonal'}}"
             )
-        joined.append((layer, torch.cat(a, -2), torch.cat(g, -2)) if len(a) > 1 else (layer, a[0], g[0]))
+        a_all, g_all = (layer.regroup(torch.cat(parts, -2), examples) for parts in (a, g))
+        joined.append((layer, a_all, g_all))
     return joined

@@ -41,14 +41,24 @@ def expected_log_likelihood(
     x: Tensor,
     y: Tensor,
     samples: int,
+    chunk_size: int,
 ) -> Tensor:
     """E_q[log p(y | x, w)] of one term, the mean over ``samples`` blocks and over ``x, y``: ``()`` or ``(s,)``."""
-    means = []
+    means: list[Tensor] = []
+    axis = 0 if likelihood.stack is None else -2
+    y_axis = 0 if likelihood.stack is None else 1
+    parts = list(zip(x.split(chunk_size, axis), y.split(chunk_size, y_axis), strict=True))
     with evaluating(model):
         for _ in range(samples):
             with block():
-                f = model(x)
-                likelihood.check(f, y)
-                log_prob = likelihood.log_prob(f, y)
-            means.append(log_prob.mean() if likelihood.stack is None else log_prob.mean(-1))
+                shares = [_weighted(model, likelihood, *part, x.shape[axis]) for part in parts]
+            means.append(torch.stack(shares).sum(0))
     return torch.stack(means).mean(0)
+
+
+def _weighted(model: nn.Module, likelihood: Likelihood, x: Tensor, y: Tensor, size: int) -> Tensor:
+    """This part's share of the mean log-likelihood: ``()``, or ``(s,)`` for a stack."""
+    log_prob = likelihood.log_prob(*likelihood.fit(model(x), y))
+    stack = likelihood.stack
+    mean = log_prob.mean() if stack is None else log_prob.mean(-1).reshape(-1, stack).mean(0)
+    return mean * (x.shape[0 if stack is None else -2] / size)

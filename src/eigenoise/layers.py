@@ -24,9 +24,11 @@ class MatrixLayer(ABC):
         params: the parameters that make up the matrix, weight first.
         shape: ``(..., p, n)``, bias column included.
         stack: the number of models if the leading axis counts models, else None.
+        batch_dim: the axis of the input that counts examples where there is a choice, else None.
     """
 
     stack: int | None = None
+    batch_dim: int | None = None
 
     def __init__(self, name: str, module: nn.Module, with_bias: bool = True):
         self.name = name
@@ -53,6 +55,31 @@ class MatrixLayer(ABC):
     def gradients(self, g: Tensor) -> Tensor:
         """A gradient by the module's output as ``(..., b, t, p)``."""
 
+    def check_batch_axis(self, x: Tensor, examples: int) -> None:
+        """Raise ValueError if ``batch_dim`` of a sequence ``x`` cannot count the examples but another axis can."""
+        if self.batch_dim is None or x.ndim < 3:
+            return
+        if self.batch_dim > x.ndim - 2:
+            raise ValueError(f"batch_dim={self.batch_dim}, but layer {self.name!r} got an input {tuple(x.shape)}")
+        fitting = [axis for axis, size in enumerate(x.shape[:-1]) if size == examples]
+        if fitting and x.shape[self.batch_dim] % examples:
+            raise ValueError(
+                f"layer {self.name!r} got an input {tuple(x.shape)} for {examples} examples, which are on axis "
+                f"{fitting[0]}: build the optimiser with batch_dim={fitting[0]}"
+            )
+
+    def regroup(self, x: Tensor, examples: int) -> Tensor:
+        """``(..., b, t, ·)`` where b counts several rows of each of ``examples``: those become positions.
+
+        Rows that were flattened from a sequence-first input have the examples last.
+        """
+        rows = x.shape[-3]
+        if rows == examples or rows % examples:
+            return x
+        if self.batch_dim:
+            return x.unflatten(-3, (-1, examples)).movedim(-4, -3).flatten(-3, -2)
+        return x.unflatten(-3, (examples, -1)).flatten(-3, -2)
+
     def _with_ones(self, a: Tensor) -> Tensor:
         return functional.pad(a, (0, 1), value=1.0) if self.has_bias else a
 
@@ -63,7 +90,9 @@ class MatrixLayer(ABC):
 class LinearLayer(MatrixLayer):
     """``nn.Linear`` with any leading dimensions: the batch axis counts examples, all others are shared positions."""
 
-    batch_dim = 0
+    def __init__(self, name: str, module: nn.Module, with_bias: bool = True, batch_dim: int = 0):
+        super().__init__(name, module, with_bias)
+        self.batch_dim: int = batch_dim
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,12 +120,13 @@ class LinearLayer(MatrixLayer):
         return x.unsqueeze(1)
 
 
-class StackedLinearLayer(LinearLayer):
+class StackedLinearLayer(MatrixLayer):
     """``StackedLinear``: the leading axis counts models."""
 
     def __init__(self, name: str, module: StackedLinear, with_bias: bool = True):
         super().__init__(name, module, with_bias)
         self.stack = module.stack
+        self.lead: tuple[int, ...] = (module.stack,)  # (k, s) while k weight samples are drawn at once
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,9 +134,22 @@ class StackedLinearLayer(LinearLayer):
         s, p, n = self.params[0].shape
         return s, p, n + self.has_bias
 
-    def _examples_first(self, x: Tensor) -> Tensor:
-        if x.ndim == 2:
-            x = x.expand(self.params[0].shape[0], *x.shape)
+    def views(self, matrix: Tensor) -> list[Tensor]:
+        """Weight ``(..., s, p, n)`` and bias ``(..., s, p)``."""
+        return [part for part in self._split(matrix) if part is not None]
+
+    def activations(self, x: Tensor) -> Tensor:
+        """``(..., b, n)`` as ``(s, b, 1, n)``."""
+        return self._with_ones(self._models_first(x))
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """``(..., b, p)`` as ``(s, b, 1, p)``."""
+        return self._models_first(g)
+
+    def _models_first(self, x: Tensor) -> Tensor:
+        x = x.expand(*self.lead, *x.shape[-2:])
+        if len(self.lead) > 1:  # weight samples count as further examples
+            x = x.movedim(0, 1).flatten(1, 2)
         return x.unsqueeze(2)
 
 
@@ -178,6 +221,8 @@ def as_matrix_layer(name: str, module: nn.Module, with_bias: bool = True) -> Mat
     by a parametrisation, or used without calling the module.
     """
     kind: Any = type(module)
+    if "forward" in module.__dict__:
+        return None
     if not (isinstance(module._parameters.get("weight"), nn.Parameter) and module.weight.requires_grad):
         return None
     if kind.forward is nn.Linear.forward:

@@ -54,12 +54,22 @@ def _try_eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
     """Into the eigenbasis: ``q_outᵀ · matrix · q_in`` ``(..., p, n)``."""
-    return q_out.mT @ (matrix @ q_in)
+    return _sandwich(q_out.mT, matrix, q_in)
 
 
 def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
     """Back from the eigenbasis: ``q_out · matrix · q_inᵀ`` ``(..., p, n)``."""
-    return q_out @ (matrix @ q_in.mT)
+    return _sandwich(q_out, matrix, q_in.mT)
+
+
+def _sandwich(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
+    """``left · matrix · right``; one more leading axis of ``matrix`` shares each product instead of repeating it."""
+    if left.ndim == 2 or not matrix.shape[1:-2] == left.shape[:-2] == right.shape[:-2]:
+        return left @ (matrix @ right)
+    k, p = matrix.shape[0], matrix.shape[-2]
+    rows = matrix.movedim(0, -3).flatten(-3, -2) @ right  # (..., k·p, n)
+    columns = rows.unflatten(-2, (k, p)).movedim(-3, -1).flatten(-2)  # (..., p, n·k)
+    return (left @ columns).unflatten(-1, (-1, k)).movedim(-1, 0)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:

@@ -13,7 +13,9 @@ from eigenoise import checks
 class StackedLinear(nn.Module):
     """s Linear layers side by side: weight ``(s, p, n)``, bias ``(s, p)``.
 
-    Takes ``(s, b, n)``, or ``(b, n)`` to show the same batch to every model, and returns ``(s, b, p)``.
+    Takes ``(s, b, n)``, or ``(b, n)`` to show the same batch to every model, and returns ``(s, b, p)``. While
+    ``sample`` is set, k weight samples ``(k, s, p, n)`` and ``(k, s, p)`` take the parameters' place, and the result
+    is ``(k, s, b, p)``.
     """
 
     def __init__(self, stack: int, in_features: int, out_features: int, bias: bool = True):
@@ -23,17 +25,27 @@ class StackedLinear(nn.Module):
         self.out_features = checks.integer("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(stack, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(stack, out_features)) if bias else None
+        self.sample: tuple[Tensor, ...] | None = None
         bound = in_features**-0.5  # as torch's Linear starts
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's own affine map."""
-        if x.ndim == 2:
-            x = x.expand(self.stack, *x.shape)
-        if self.bias is None:
-            return torch.bmm(x, self.weight.mT)
-        return torch.baddbmm(self.bias.unsqueeze(-2), x, self.weight.mT)
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if self.sample is not None:
+            weight, bias = self.sample[0], self.sample[1] if len(self.sample) > 1 else self.bias
+        lead = weight.shape[:-2]
+        x = x.expand(*lead, *x.shape[-2:])
+        if len(lead) > 1:
+            x, weight = x.flatten(0, -3), weight.flatten(0, -3)
+        if bias is None:
+            out = torch.bmm(x, weight.mT)
+        else:
+            bias = bias.expand(*lead, bias.shape[-1]).reshape(-1, 1, bias.shape[-1])
+            out = torch.baddbmm(bias, x, weight.mT)
+        return out if len(lead) == 1 else out.unflatten(0, lead)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print``."""

@@ -56,8 +56,6 @@ class NaturalGradient(VariationalOptimizer):
             ``VariationalOptimizer``.
     """
 
-    noise: bool  # whether weights are sampled; without, the mean itself is trained (K-FAC, EK-FAC)
-
     def __init__(
         self,
         model: nn.Module,
@@ -144,7 +142,8 @@ class NaturalGradient(VariationalOptimizer):
         for slot in self.slots:
             if slot.noisy:
                 mean = slot.mean
-                noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=generator.device)
+                shape = slot.sample.shape
+                noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=generator.device)
                 torch.add(mean, slot.fisher.root(noise.to(mean.device), damping), alpha=spread, out=slot.sample)
             else:
                 slot.sample.copy_(slot.mean)
@@ -206,20 +205,22 @@ class NaturalGradient(VariationalOptimizer):
         self._gather_gradients(active, damping)
         keep = group["momentum"]
         momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
+        averages = torch._foreach_div(momenta, [1 - keep ** (int(s.updates) + 1) for s in active])  # bias-corrected
         damping += group["damping"]
-        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
-        sizes = _dots(active, momenta, directions)
+        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, averages, strict=True)]
+        sizes = _dots(active, averages, directions)
         if not math.isfinite((sizes.sum() + 0 * loss).item()):  # sees a NaN in any gradient or in the loss
             self._stop_at_nan(loss)
-        rate = group["lr"] / (1 - keep ** (self.steps + 1))
-        scales = _clip(rate**2 * sizes, group["layer_clip"], group["kl_clip"])
+        lr = group["lr"]
+        scales = _clip(lr**2 * sizes, group["layer_clip"], group["kl_clip"])
         for i, (slot, momentum, direction) in enumerate(zip(active, momenta, directions, strict=True)):
-            slot.momentum = momentum
             if scales is None:
-                slot.mean.sub_(direction, alpha=rate)
-            else:
-                scale = scales[i] if slot.layer.stack is None else scales[i, :, None, None]
-                slot.mean.addcmul_(direction, scale, value=-rate)
+                slot.mean.sub_(direction, alpha=lr)
+            else:  # what all models of a stack share takes the most careful one's
+                scale = scales[i].min() if slot.layer.stack is None else scales[i, :, None, None]
+                slot.mean.addcmul_(direction, scale, value=-lr)
+            slot.momentum = momentum
+            slot.updates += 1
 
     def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
         for slot in active:
@@ -228,8 +229,9 @@ class NaturalGradient(VariationalOptimizer):
             ):
                 raise RuntimeError(
                     f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
-                    f"layer, or its forward ran outside sampled_params(); overrides={{{slot.name!r}: 'diagonal'}} "
-                    "treats it as a bare parameter"
+                    "layer, its forward ran outside sampled_params(), or hooks do not reach it (reentrant "
+                    "checkpointing; torch.compile(model) where model.compile() would do); "
+                    f"overrides={{{slot.name!r}: 'diagonal'}} treats it as a bare parameter"
                 )
         grads = [p.grad for p in self.params if p.grad is not None]
         if not checks.all_finite([loss, *grads, *self.statistics.pending()]):
@@ -247,9 +249,10 @@ class NaturalGradient(VariationalOptimizer):
                     grads.append(param.grad)
         torch._foreach_copy_(views, grads)
         gradients = [slot.gradient for slot in active]
-        if self.samples > 1:
-            torch._foreach_mul_(gradients, 1 / self.samples)
-        drawn = [total for slot, total in zip(self.slots, self.blocks.drawn, strict=True) if slot in active]
+        if self.blocks_per_step > 1:
+            torch._foreach_mul_(gradients, 1 / self.blocks_per_step)
+        wanted = {id(slot) for slot in active}
+        drawn = [total for slot, total in zip(self.slots, self.blocks.drawn, strict=True) if id(slot) in wanted]
         torch._foreach_add_(gradients, drawn, alpha=damping / self.blocks.count)
 
     # Looking and keeping.
@@ -277,7 +280,7 @@ class NaturalGradient(VariationalOptimizer):
 
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         assert isinstance(slot, FisherSlot)
-        return {"momentum": slot.momentum, **slot.fisher.state()}
+        return {"momentum": slot.momentum, "updates": slot.updates, **slot.fisher.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
@@ -288,7 +291,9 @@ class NaturalGradient(VariationalOptimizer):
     def _describe(self, slot: Slot) -> str:
         assert isinstance(slot, FisherSlot)
         kind = f"{type(slot.fisher).__name__} Fisher"
-        return kind if slot.noisy else f"{kind}, point estimate"
+        if not self.treatments[slot.name].noisy:
+            return f"{kind}, point estimate"
+        return kind if self.noise else f"{kind}, no noise in training"
 
 
 def _dots(slots: list[FisherSlot], momenta: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:

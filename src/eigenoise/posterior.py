@@ -51,7 +51,8 @@ class Entry:
     def draw(self, generator: torch.Generator | None) -> Tensor:
         """One sample of the matrix."""
         q = self.distribution
-        noise = torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=q.mean.device)
+        device = q.mean.device if generator is None else generator.device
+        noise = torch.randn(q.mean.shape, generator=generator, dtype=q.mean.dtype, device=device).to(q.mean.device)
         if isinstance(q, (EigenMatrixNormal, MatrixNormal)):
             return q.from_standard(noise)
         return q.mean + q.stddev * noise
@@ -82,7 +83,8 @@ class Posterior(Mapping[str, Distribution]):
     ) -> Posterior:
         """A posterior whose rest is the state of ``model`` that ``entries`` do not fill, copied."""
         filled = {name for entry in entries.values() for name, _ in entry.params}
-        rest = {k: v.detach().clone() for k, v in model.state_dict().items() if k not in filled}
+        state = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+        rest = {k: v.detach().clone() for k, v in state.items() if k not in filled}
         return cls(entries, rest, likelihood)
 
     def __getitem__(self, name: str) -> Distribution:

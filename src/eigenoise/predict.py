@@ -7,11 +7,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 from eigenoise import checks
 from eigenoise.likelihoods import Likelihood
+from eigenoise.likelihoods.base import at_least_float32
 from eigenoise.posterior import Posterior
+from eigenoise.predictive import Predictive
 from eigenoise.swap import evaluating
 from eigenoise.variational import VariationalOptimizer
 
@@ -25,8 +26,11 @@ def predict(
     likelihood: Likelihood | None = None,
     chunk_size: int = 1024,
     generator: torch.Generator | None = None,
-) -> Distribution:
+) -> Predictive:
     """p(y | x, D) ≈ (1/k) Σ p(y | f_w(x)), w ~ q.
+
+    ``KFAC`` and ``EKFAC`` train without noise and predict with the mean; pass their ``posterior`` for the Laplace
+    approximation around it, which is often too wide for a network that never saw noise.
 
     The model is put into evaluation mode for the while; gradients, training mode and random number generators are left
     as they were.
@@ -34,7 +38,8 @@ def predict(
     Args:
         model: the trained model.
         source: its optimiser, or a ``Posterior``, for instance a loaded one.
-        x: inputs ``(b, ...)``, or ``(s, b, ...)`` for a stack of models.
+        x: inputs ``(b, ...)``, or ``(s, b, ...)`` for a stack of models; the optimiser's ``batch_dim`` says where the
+            batch is in a sequence.
         samples: k, the number of weight samples.
         likelihood: what the outputs mean; by default the one that ``source`` carries.
         chunk_size: inputs that go through the model at once.
@@ -59,8 +64,8 @@ def predict(
         raise ValueError("this posterior carries no likelihood: pass likelihood=")
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor, but a {type(x).__name__} came; use torch.as_tensor(x)")
-    out_axis = 0 if likelihood.stack is None else 1
-    axis = out_axis if x.ndim > 2 else 0
+    parallel = source.parallel if isinstance(source, VariationalOptimizer) else None
+    axis = _batch_axis(source, likelihood, x)
     if x.ndim == 0 or x.shape[axis] == 0:
         raise ValueError(f"x must hold at least one input, but its shape is {tuple(x.shape)}")
     device = next(model.parameters()).device
@@ -77,10 +82,21 @@ def predict(
         block = lambda: optimizer.sampled_params(generator)  # noqa: E731
     outputs = []
     with evaluating(model), torch.no_grad(), around:
-        for _ in range(samples):
+        for _ in range(-(-samples // (parallel or 1))):
             with block():
-                outputs.append(torch.cat([_output(model, part) for part in x.split(chunk_size, axis)], out_axis))
-    return likelihood.predictive(torch.stack(outputs), generator)
+                parts = [_output(model, part) for part in x.split(chunk_size, axis)]
+            # A stack's output has its batch last but one; a sequence-first model's may be pooled to (b, d).
+            out_axis = -2 if likelihood.stack is not None else min(axis, parts[0].ndim - 2)
+            outputs.append(torch.cat(parts, out_axis))
+    f = torch.stack(outputs) if parallel is None else torch.cat(outputs)
+    return likelihood.predictive(at_least_float32(f[:samples]), generator)
+
+
+def _batch_axis(source: VariationalOptimizer | Posterior, likelihood: Likelihood, x: Tensor) -> int:
+    if likelihood.stack is not None:
+        return x.ndim - 2
+    batch_dim = source.batch_dim if isinstance(source, VariationalOptimizer) else 0
+    return batch_dim if x.ndim > 2 else 0
 
 
 def _output(model: nn.Module, x: Tensor) -> Tensor:

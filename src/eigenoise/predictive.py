@@ -234,3 +234,6 @@ class BernoulliMixture(_ProbabilityMixture):
         index = _choose_samples(self.logits, shape, generator)
         p = self.logits.sigmoid().gather(0, index)
         return torch.bernoulli(p, generator=generator).reshape(*shape, self.logits.shape[-1])
+
+
+Predictive = GaussianMixture | CategoricalMixture | BernoulliMixture

@@ -12,13 +12,19 @@ from eigenoise import checks
 KEY = "eigenoise"
 
 
-def checked(state_dict: Mapping[str, Any], method: str, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+def checked(
+    state_dict: Mapping[str, Any],
+    method: str,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    group: Mapping[str, Any],
+) -> dict[str, Any]:
     """Our part of ``state_dict``.
 
     Args:
         state_dict: what a user brought.
         method: the optimiser's name, which must be the same.
         tensors: the optimiser's own tensors by slot and name, whose names and shapes must be the same.
+        group: the optimiser's one parameter group, whose hyperparameters and number of parameters must be the same.
 
     Raises:
         ValueError: if it is another method's or another model's.
@@ -27,6 +33,9 @@ def checked(state_dict: Mapping[str, Any], method: str, tensors: Mapping[str, Ma
     if own is None or own["method"] != method:
         came = "another library's" if own is None else f"one of {own['method']}"
         raise ValueError(f"the state must be one of {method}, but it is {came}")
+    missing = {"steps", "mean_loss", "generator", "likelihood", "slots"} - set(own)
+    if missing:
+        raise ValueError(f"the state lacks {sorted(missing)}")
     if list(own["slots"]) != list(tensors):
         raise ValueError(f"the state is for the layers {list(own['slots'])}, but the model has {list(tensors)}")
     for slot, expected in tensors.items():
@@ -36,4 +45,10 @@ def checked(state_dict: Mapping[str, Any], method: str, tensors: Mapping[str, Ma
             )
         for name, tensor in expected.items():
             checks.shape(f"the state's {slot!r} {name}", own["slots"][slot][name], tuple(tensor.shape))
+    groups = state_dict.get("param_groups") or [{}]
+    if len(groups) != 1 or set(groups[0]) != set(group) or len(groups[0]["params"]) != len(group["params"]):
+        raise ValueError(
+            f"the state's parameter group must hold {sorted(group)} for {len(group['params'])} parameters, but it "
+            f"holds {sorted(groups[0])} for {len(groups[0].get('params', []))}"
+        )
     return own

@@ -25,6 +25,7 @@ class FisherSlot(Slot):
         super().__init__(layer)
         self.fisher, self.noisy = fisher, noisy
         self.gradient, self.momentum = self.empty(), self.empty()
+        self.updates = torch.zeros((), dtype=torch.int64)  # steps it took part in
         self.gradient_views = layer.views(self.gradient)
 
 
@@ -70,12 +71,13 @@ class Statistics:
         if not (self._factors or self._scale):
             return None
         terms = self.likelihood.terms(f)
+        examples = f.shape[0] if self.likelihood.stack is None else terms
         if self.fisher == "empirical":
-            return self._from_training_gradient(self.capture.calls_behind(f), terms)
+            return self._from_training_gradient(self.capture.calls_behind(f), examples, terms)
         used, bare = self.capture.backward(f, self._vectors(f.detach()))
 
         def backpropagated(scale: Tensor) -> None:
-            self._take_in(join(used), bare, terms)
+            self._take_in(join(used, examples), bare, terms)
             self.capture.release(call for call, _ in used)
 
         return backpropagated
@@ -94,7 +96,7 @@ class Statistics:
         """Vectors ``(v, *f.shape)`` whose outer products have the Fisher of f as their sum, or as its expectation."""
         if self.fisher == "sampled":
             return self.likelihood.score(f, self.likelihood.sample(f, self.generator)).unsqueeze(0)
-        if f.ndim - (self.likelihood.stack is not None) > 2:
+        if f.ndim > 2 and self.likelihood.stack is None:
             raise ValueError(
                 f"fisher='exact' needs one target for each example, but the output has the shape {tuple(f.shape)}; "
                 "use fisher='sampled'"
@@ -105,7 +107,7 @@ class Statistics:
             vectors = vectors * (2 * signs - 1).to(vectors)
         return vectors
 
-    def _from_training_gradient(self, calls: list[Call], terms: int) -> Callable[[Tensor], None]:
+    def _from_training_gradient(self, calls: list[Call], examples: int, terms: int) -> Callable[[Tensor], None]:
         """The training gradient itself, freed of the mean over the batch and of any scaling of the loss."""
 
         def backward_begins(scale: Tensor) -> None:
@@ -113,7 +115,8 @@ class Statistics:
             bare = self.capture.expect_bare()
 
             def deliver() -> None:
-                layers = join([(call, factor * call.g.unsqueeze(0)) for call in calls if call.g is not None])
+                used = [(call, factor * call.g.unsqueeze(0)) for call in calls if call.g is not None]
+                layers = join(used, examples)
                 self._take_in(layers, [None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
 
             self._deliveries.append(deliver)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from eigenoise.layers import BareParameter, MatrixLayer
+from eigenoise.layers import BareParameter, MatrixLayer, StackedLinearLayer
 
 
 class Slot:
@@ -35,30 +37,120 @@ class Slot:
         return torch.zeros(self.layer.shape, dtype=param.dtype, device=param.device)
 
 
-class Swap:
-    """Moves whole sets of weights between slots and parameters in single calls.
+class Swap(ABC):
+    """Puts sampled weights into a model and takes them out again; to be called with gradients disabled."""
 
-    All methods are to be called with gradients disabled. Parameters are written in place and their versions move on, so
-    a backward pass that comes too late, after the mean is back, is an error in autograd rather than a wrong gradient.
+    slots: list[Slot]
+    params: list[Tensor]
+
+    @abstractmethod
+    def read(self) -> None:
+        """Means from the parameters."""
+
+    @abstractmethod
+    def write(self) -> None:
+        """Samples into the model."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Means back into the parameters, bit for bit."""
+
+
+@final
+class InPlace(Swap):
+    """One sample at a time, written into the parameters themselves, all in single calls.
+
+    Parameters keep their identity and their versions move on, so a backward pass that comes too late, after the mean is
+    back, is an error in autograd rather than a wrong gradient.
     """
 
     def __init__(self, slots: Sequence[Slot]):
         self.slots = list(slots)
-        self.params: list[Tensor] = [p for slot in slots for p in slot.layer.params]
+        self.params = [p for slot in slots for p in slot.layer.params]
         self._mean = [view for slot in slots for view in slot.layer.views(slot.mean)]
         self._sample = [view for slot in slots for view in slot.layer.views(slot.sample)]
 
     def read(self) -> None:
-        """Means from the parameters."""
+        """Means from the parameters.
+
+        Raises:
+            RuntimeError: if a parameter was frozen, cast or moved since the optimiser was built.
+        """
+        for param, view in zip(self.params, self._mean, strict=True):
+            if not param.requires_grad or param.dtype != view.dtype or param.device != view.device:
+                self._refuse_changed()
         torch._foreach_copy_(self._mean, self.params)
+
+    def _refuse_changed(self) -> None:
+        for slot in self.slots:
+            for name, param in zip(slot.layer.param_names, slot.layer.params, strict=True):
+                if not param.requires_grad:
+                    raise RuntimeError(f"{name!r} was frozen after the optimiser was built: build a new optimiser")
+                if param.dtype != slot.mean.dtype or param.device != slot.mean.device:
+                    raise RuntimeError(
+                        f"{name!r} is now {param.dtype} on {param.device}, but it was {slot.mean.dtype} on "
+                        f"{slot.mean.device} when the optimiser was built: build a new optimiser"
+                    )
 
     def write(self) -> None:
         """Samples into the parameters."""
         torch._foreach_copy_(self.params, self._sample)
 
     def restore(self) -> None:
-        """Means back into the parameters, bit for bit."""
+        """Means back into the parameters."""
         torch._foreach_copy_(self.params, self._mean)
+
+
+@final
+class SideBySide(Swap):
+    """k samples at once, as one more leading axis of every ``StackedLinear``; parameters are not touched.
+
+    Args:
+        slots: all of ``StackedLinear`` layers.
+        samples: k.
+
+    Attributes:
+        gradients: each sample's own, ``(k, ...)`` for each parameter, of the last block.
+
+    Raises:
+        ValueError: if a slot is another layer's.
+    """
+
+    def __init__(self, slots: Sequence[Slot], samples: int):
+        for slot in slots:
+            if not isinstance(slot.layer, StackedLinearLayer):
+                raise ValueError(
+                    f"parallel weight samples need a model of StackedLinear layers alone, but {slot.name!r} is none"
+                )
+            slot.layer.lead = (samples, *slot.layer.lead)
+            slot.sample = slot.sample.new_zeros(samples, *slot.layer.shape)
+        self.slots = list(slots)
+        self.params = [p for slot in slots for p in slot.layer.params]
+        self._means = InPlace(slots)
+        self.gradients: list[Tensor | None] = []
+
+    def read(self) -> None:
+        """Means from the parameters."""
+        self._means.read()
+
+    def write(self) -> None:
+        """Samples beside the parameters, each a leaf with a gradient of its own."""
+        for slot in self.slots:
+            leaves = [view.detach().requires_grad_() for view in slot.layer.views(slot.sample)]
+            slot.layer.module.sample = tuple(leaves)  # type: ignore[union-attr]
+
+    def restore(self) -> None:
+        """Take the samples away, add their gradients to the parameters', and write the means."""
+        self.gradients = []
+        for slot in self.slots:
+            leaves = slot.layer.module.sample or ()  # type: ignore[union-attr]
+            for param, leaf in zip(slot.layer.params, leaves, strict=False):
+                self.gradients.append(leaf.grad)
+                if leaf.grad is not None:
+                    own = leaf.grad.sum(0)
+                    param.grad = own if param.grad is None else param.grad + own
+            slot.layer.module.sample = None  # type: ignore[union-attr]
+        self._means.restore()
 
 
 @contextmanager

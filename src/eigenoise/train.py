@@ -48,7 +48,7 @@ def epochs(
                 rows = index if stack is None else (torch.arange(stack).unsqueeze(-1), index)
                 x_batch, y_batch = x[rows], y[rows]
                 optimizer.zero_grad()
-                for _ in range(optimizer.samples):
+                for _ in range(optimizer.blocks_per_step):
                     with optimizer.sampled_params():
                         likelihood.nll(model(x_batch), y_batch).backward()
                 optimizer.step()

@@ -90,8 +90,9 @@ def _check_parameters(model: nn.Module) -> None:
         if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise ValueError(f"{name!r} has sparse gradients, which are not supported: build it with sparse=False")
     seen: dict[int, str] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        if not param.requires_grad:
+    own = [(f"{path}.{name}".lstrip("."), p) for path, m in model.named_modules() for name, p in m._parameters.items()]
+    for name, param in own:
+        if param is None or not param.requires_grad:
             continue
         if isinstance(param, UninitializedParameter):
             raise ValueError(f"parameter {name!r} has no shape yet: run the model once before building the optimiser")
@@ -103,7 +104,7 @@ def _check_parameters(model: nn.Module) -> None:
         if id(param) in seen:
             raise ValueError(
                 f"parameter {name!r} is tied to {seen[id(param)]!r}: a posterior over shared weights is not supported; "
-                "untie them, or freeze one with requires_grad_(False)"
+                "untie them, or freeze the shared parameter with requires_grad_(False)"
             )
         seen[id(param)] = name
 

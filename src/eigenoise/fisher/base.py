@@ -138,5 +138,8 @@ class Fisher(ABC):
         if key not in self._cache:
             if len(self._cache) > 8:  # a damping that is scheduled at every step must not fill the memory
                 self._cache.clear()
-            self._cache[key] = of(self.spectrum(damping))
+            value = of(self.spectrum(damping))
+            if torch.is_inference_mode_enabled():  # such tensors could never be used in training
+                return value
+            self._cache[key] = value
         return self._cache[key]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from eigenoise import checks
+from eigenoise.predictive import Predictive
 
 Observer = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -23,6 +23,11 @@ def along_axes(root: Tensor) -> Tensor:
     return root * eye.reshape(d, *(1,) * (root.ndim - 1), d)
 
 
+def at_least_float32(f: Tensor) -> Tensor:
+    """An output of mixed-precision arithmetic in float32; any other as it is."""
+    return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
+
+
 class Likelihood(ABC):
     """p(y | f) for outputs ``f`` whose last axis holds one target's parameters.
 
@@ -32,6 +37,8 @@ class Likelihood(ABC):
     Args:
         stack: the number of models that share one forward pass, or None for an ordinary model.
     """
+
+    target_axes = 1  # axes of one target: its last, or none where a target is a single class index
 
     def __init__(self, stack: int | None = None):
         self.stack = None if stack is None else checks.integer("stack", stack)
@@ -60,7 +67,7 @@ class Likelihood(ABC):
         """Vectors u ``(v, *f.shape)`` with Σᵥ u·uᵀ the Fisher of f exactly, for each term."""
 
     @abstractmethod
-    def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> Distribution:
+    def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> Predictive:
         """The mixture over weight samples whose outputs are ``f`` ``(k, ..., b, ·)``."""
 
     # What a likelihood with a posterior of its own replaces.
@@ -72,8 +79,8 @@ class Likelihood(ABC):
     def observe(self, f: Tensor, y: Tensor) -> None:  # noqa: B027
         """See one training batch; used by likelihoods that learn."""
 
-    def update(self, num_data: int) -> None:  # noqa: B027
-        """Learn from what was observed since the last call."""
+    def update(self, num_data: int, samples: int = 1) -> None:  # noqa: B027
+        """Learn from what was observed since the last call, when each example was seen ``samples`` times."""
 
     def discard(self) -> None:  # noqa: B027
         """Forget what was observed since the last ``update``."""
@@ -94,7 +101,23 @@ class Likelihood(ABC):
     # What follows from it.
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        """−log p(y | f), the mean over the batch (with ``stack``, the sum of the models' means): what to minimise."""
+        """−log p(y | f), the mean over the batch (with ``stack``, the sum of the models' means): what to minimise.
+
+        With a stack, weight samples may stand in front: f ``(k, s, b, ·)`` with y ``(s, b, ·)``.
+        """
+        f, y = self.fit(f, y)
+        log_prob = self.log_prob(f, y)
+        loss = -log_prob.mean() * (self.stack or 1)
+        if self._observer is not None and loss.requires_grad:
+            self._observer(f, y, loss)
+        return loss
+
+    def fit(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and targets made to fit: at least float32, of one dtype, targets repeated for each weight sample.
+
+        Raises:
+            ValueError, TypeError: if they cannot belong together.
+        """
         checks.floating("the model's output", f)
         if f.ndim < 2:
             raise ValueError(
@@ -106,16 +129,17 @@ class Likelihood(ABC):
                 f"the model's output must have the shape (..., {self.stack}, b, d) with stack={self.stack}, "
                 f"but {tuple(f.shape)} came"
             )
+        f = at_least_float32(f)
+        if isinstance(y, Tensor):
+            if self.stack is not None and y.ndim == f.ndim - 2 + self.target_axes:
+                y = y.expand(f.shape[0], *y.shape)
+            y = y.to(f.dtype) if y.is_floating_point() else y
         self.check(f, y)
-        log_prob = self.log_prob(f, y)
-        loss = -(log_prob.mean() if self.stack is None else log_prob.mean(-1).sum())
-        if self._observer is not None and loss.requires_grad:
-            self._observer(f, y, loss)
-        return loss
+        return f, y
 
     def terms(self, f: Tensor) -> int:
         """How many likelihood terms ``nll`` took the mean over."""
-        return f.shape[:-1].numel() if self.stack is None else f.shape[-2]
+        return f.shape[:-1].numel() // (self.stack or 1)
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:

@@ -14,6 +14,8 @@ from eigenoise.predictive import BernoulliMixture, CategoricalMixture
 class CategoricalLikelihood(Likelihood):
     """y ∈ {0, ..., c−1} with logits ``f (..., b, c)``; the classes are on the last axis."""
 
+    target_axes = 0
+
     def check(self, f: Tensor, y: Tensor) -> None:
         """Targets are integers in range, one for each row of logits."""
         if not isinstance(y, Tensor) or y.is_floating_point() or y.dtype == torch.bool:

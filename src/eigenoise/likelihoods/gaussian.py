@@ -133,13 +133,13 @@ class GaussianLikelihood(Likelihood):
             self._residual.add(total.double(), count)
             self._outputs = f.shape[-1]
 
-    def update(self, num_data: int) -> None:
-        """Move q(τ) by what was observed."""
+    def update(self, num_data: int, samples: int = 1) -> None:
+        """Move q(τ) by what was observed, when each example was seen ``samples`` times."""
         if self._residual.total is None:
             return
         self.steps += 1
         if self.method == "closed-form":
-            rate = max(1 / self.steps, min(1.0, self._residual.count / num_data))
+            rate = max(1 / self.steps, min(1.0, self._residual.count / (samples * num_data)))
             self._residual.blend_into(self.residual, rate)
             self.a.fill_(self.prior[0] + 0.5 * num_data * self._outputs)
             self.b = self.prior[1] + 0.5 * num_data * self.residual
@@ -200,6 +200,8 @@ class GaussianLikelihood(Likelihood):
             log_tau = tau.log() if self.precision is not None else torch.digamma(self.a) - self.b.log()
             both = torch.stack([tau, log_tau]).to(f)
             tau, log_tau = both if self.stack is None else both.unsqueeze(-1)
+            if torch.is_inference_mode_enabled():  # such tensors could never be used in training
+                return tau, log_tau
             self._cached = tau, log_tau
         return self._cached
 
