@@ -76,7 +76,7 @@ class BayesByBackprop(VariationalOptimizer):
         betas = tuple(checks.number(f"betas[{i}]", beta, high=0.999999) for i, beta in enumerate(betas))  # type: ignore[assignment]
         hyper = {"lr": lr, "kl_weight": kl_weight, "prior_var": prior_var, "betas": betas, "eps": eps}
         super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
-        self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps)
+        self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps, fused=True)
         self._caught: list[Tensor | None] = []
         self._handles: list[Any] = []
 
@@ -119,15 +119,13 @@ class BayesByBackprop(VariationalOptimizer):
             assert isinstance(self.blocks.swap, SideBySide)
             gradients = iter(self.blocks.swap.gradients)
         for slot in self.slots:
-            gradient = torch.zeros_like(slot.sample)
-            for view in slot.layer.views(gradient):
+            by_std = slot.sample - slot.mean  # σ·ε; the division by σ waits until the step
+            for view in slot.layer.views(by_std):
                 own = next(gradients)
-                if own is not None:
-                    view.copy_(own)
+                view.mul_(own if own is not None else 0.0)
             if slot.noisy:
-                by_std = gradient * (slot.sample - slot.mean) / slot.std
                 by_std = by_std if self.parallel is None else by_std.sum(0)
-                slot.rho.grad = by_std if slot.rho.grad is None else slot.rho.grad + by_std
+                slot.rho.grad = by_std if slot.rho.grad is None else slot.rho.grad.add_(by_std)
 
     def _discard(self) -> None:
         for slot in self.slots:
@@ -141,10 +139,12 @@ class BayesByBackprop(VariationalOptimizer):
         for slot in self.slots:
             for view, param in zip(slot.layer.views(slot.mean), slot.layer.params, strict=True):
                 if param.grad is not None:
-                    param.grad.div_(self.blocks_per_step).add_(view, alpha=weight / prior_var)
+                    if self.blocks_per_step > 1:
+                        param.grad.div_(self.blocks_per_step)
+                    param.grad.add_(view, alpha=weight / prior_var)
             if slot.noisy and slot.rho.grad is not None:
                 std = slot.std
-                by_std = slot.rho.grad / self.blocks_per_step + weight * (std / prior_var - 1 / std)
+                by_std = (slot.rho.grad / self.blocks_per_step - weight) / std + (weight / prior_var) * std
                 slot.rho.grad = by_std * torch.sigmoid(slot.rho)  # dσ/dρ
         self._adam.param_groups[0].update({k: group[k] for k in ("lr", "betas", "eps")})
         self._adam.step()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from eigenoise import checks
+from eigenoise import checks, state
 from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.fisher.base import FLOOR
 from eigenoise.likelihoods import Likelihood
@@ -205,20 +205,21 @@ class NaturalGradient(VariationalOptimizer):
         self._gather_gradients(active, damping)
         keep = group["momentum"]
         momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
-        averages = torch._foreach_div(momenta, [1 - keep ** (int(s.updates) + 1) for s in active])  # bias-corrected
         damping += group["damping"]
-        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, averages, strict=True)]
-        sizes = _dots(active, averages, directions)
+        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
+        sizes = _dots(active, momenta, directions)
         if not math.isfinite((sizes.sum() + 0 * loss).item()):  # sees a NaN in any gradient or in the loss
             self._stop_at_nan(loss)
-        lr = group["lr"]
-        scales = _clip(lr**2 * sizes, group["layer_clip"], group["kl_clip"])
+        rates = [group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active]  # momentum bias-corrected
+        scales = _clip(_squares(rates, sizes) * sizes, group["layer_clip"], group["kl_clip"])
         for i, (slot, momentum, direction) in enumerate(zip(active, momenta, directions, strict=True)):
             if scales is None:
-                slot.mean.sub_(direction, alpha=lr)
-            else:  # what all models of a stack share takes the most careful one's
-                scale = scales[i].min() if slot.layer.stack is None else scales[i, :, None, None]
-                slot.mean.addcmul_(direction, scale, value=-lr)
+                slot.mean.sub_(direction, alpha=rates[i])
+            else:
+                scale = scales[i]
+                if scale.ndim:  # what all models of a stack share takes the most careful one's
+                    scale = scale.min() if slot.layer.stack is None else scale[:, None, None]
+                slot.mean.addcmul_(direction, scale, value=-rates[i])
             slot.momentum = momentum
             slot.updates += 1
 
@@ -280,12 +281,13 @@ class NaturalGradient(VariationalOptimizer):
 
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         assert isinstance(slot, FisherSlot)
-        return {"momentum": slot.momentum, "updates": slot.updates, **slot.fisher.state()}
+        return {"momentum": slot.momentum, "updates": torch.tensor(slot.updates), **slot.fisher.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave."""
         super().load_state_dict(state_dict)
         for slot in self.slots:
+            slot.updates = int(state_dict[state.KEY]["slots"][slot.name]["updates"])
             slot.fisher.forget_cache()
 
     def _describe(self, slot: Slot) -> str:
@@ -305,6 +307,13 @@ def _dots(slots: list[FisherSlot], momenta: Sequence[Tensor], directions: Sequen
     if any(dot.ndim for dot in dots):
         dots = list(torch.broadcast_tensors(*dots))
     return torch.stack(dots)
+
+
+def _squares(rates: list[float], sizes: Tensor) -> float | Tensor:
+    """α² of each slot, shaped to multiply ``sizes``; one number where all slots took part in every step."""
+    if min(rates) == max(rates):
+        return rates[0] ** 2
+    return sizes.new_tensor(rates).square().reshape(-1, *(1,) * (sizes.ndim - 1))
 
 
 def _clip(changes: Tensor, layer_clip: float | None, kl_clip: float | None) -> Tensor | None:

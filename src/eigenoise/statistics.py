@@ -25,7 +25,7 @@ class FisherSlot(Slot):
         super().__init__(layer)
         self.fisher, self.noisy = fisher, noisy
         self.gradient, self.momentum = self.empty(), self.empty()
-        self.updates = torch.zeros((), dtype=torch.int64)  # steps it took part in
+        self.updates = 0  # steps it took part in
         self.gradient_views = layer.views(self.gradient)
 
 

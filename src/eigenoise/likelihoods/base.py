@@ -107,7 +107,7 @@ class Likelihood(ABC):
         """
         f, y = self.fit(f, y)
         log_prob = self.log_prob(f, y)
-        loss = -log_prob.mean() * (self.stack or 1)
+        loss = -log_prob.mean() if self.stack is None else log_prob.mean() * -self.stack
         if self._observer is not None and loss.requires_grad:
             self._observer(f, y, loss)
         return loss
