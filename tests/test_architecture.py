@@ -15,6 +15,7 @@ SOURCE = Path(eigenoise.__file__).parent
 # In the order data walks through them; a module may import only from what stands before it.
 ORDER = [
     "version",
+    "atomic",
     "checks",
     "averages",
     "linalg",
@@ -42,6 +43,8 @@ ORDER = [
     "predict",
     "train",
     "__init__",
+    "presets",
+    "experiments",
     "demo",
     "cli",
     "__main__",

@@ -1,4 +1,4 @@
-"""The command line: ``eigenoise demo``."""
+"""The command line: ``eigenoise demo | uci | data``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ import typer
 from eigenoise.version import __version__
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
     from rich.table import Table
     from torch import Tensor
 
     from eigenoise.demo import Result
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _console() -> Console:
+    """A terminal as wide as it is, a file or pipe wide enough for every table."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=110)
 
 
 def _version(wanted: bool) -> None:
@@ -43,13 +53,14 @@ def demo(
 
     Example: eigenoise demo --epochs 150 --out demo
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eigenoise import data
     from eigenoise.demo import METHODS, Settings, draw, run
 
-    console = Console()
+    console = _console()
+    torch.set_num_threads(1)  # matrices this small only wait for a second thread
     settings = Settings(epochs=epochs, splits=splits)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -74,6 +85,140 @@ def demo(
     console.print(_table(results))
     for path in draw(results, out):
         console.print(f"picture: {path}")
+
+
+@app.command()
+def uci(
+    sets: Annotated[list[str] | None, typer.Argument(help="UCI sets; all that are at hand if none is named.")] = None,
+    method: Annotated[str, typer.Option(help="One or more, with commas.")] = "noisy-ekfac,noisy-kfac,noisy-adam,bbb",
+    preset: Annotated[str, typer.Option(help="Settings: paper.")] = "paper",
+    splits: Annotated[int | None, typer.Option(min=1, help="How many splits; the paper's number by default.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results; a stopped run continues there.")] = Path("results"),
+    folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
+) -> None:
+    """Regression on UCI sets, beside the paper's Table 1.
+
+    Example: eigenoise uci yacht boston --method noisy-ekfac,bbb --epochs 100 --out results
+    """
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from eigenoise import checks
+    from eigenoise.data import uci as uci_data
+    from eigenoise.experiments import Run, run_uci
+    from eigenoise.presets import METHODS, PRESETS
+
+    console = _console()
+    torch.set_num_threads(1)  # matrices this small only wait for a second thread
+    try:
+        settings = PRESETS[checks.choice("--preset", preset, PRESETS)]
+        methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
+        runs = [Run(name, m, settings, splits, epochs) for name in sets or uci_data.SETS for m in methods]
+        out.mkdir(parents=True, exist_ok=True)
+        columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
+        results = []
+        with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+            for run in runs:
+                task = progress.add_task(run.name, total=None, elbo="")
+
+                def advance(epoch: int, total: int, elbo: float, task: TaskID = task) -> None:
+                    progress.update(task, completed=epoch, total=total, elbo=f"{elbo:7.3f}")
+
+                results.append(run_uci(run, out, folder, advance))
+                progress.remove_task(task)
+    except (OSError, ValueError, ImportError) as error:
+        typer.echo(f"eigenoise uci: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo("eigenoise uci: stopped; the same command continues from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+    console.print(_uci_table(results))
+
+
+def _uci_table(results: list[dict]) -> Table:
+    import torch
+    from rich.table import Table
+
+    from eigenoise.presets import PAPER_TABLE
+
+    table = Table(title="Test parts, mean ± standard error over splits; the paper's Table 1 beside it")
+    for heading in ("set", "method", "RMSE", "paper", "log-lik.", "paper", "ELBO"):
+        table.add_column(heading, justify="left" if heading in ("set", "method") else "right", no_wrap=True)
+    for result in results:
+        name, method = result["settings"]["set"], result["settings"]["method"]
+        paper = PAPER_TABLE[name][method]
+        table.add_row(
+            name + (" (sample)" if result["sample_of_the_set"] else ""),
+            method,
+            _mean_and_error(torch.tensor(result["rmse"])),
+            f"{paper[0]:.3f}",
+            _mean_and_error(torch.tensor(result["ll"])),
+            f"{paper[2]:.3f}",
+            _mean_and_error(torch.tensor(result["elbo"])),
+        )
+    return table
+
+
+data_app = typer.Typer(no_args_is_help=True, help="The data cache: what is there, fetch more, where it is.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the sets, their sizes, and whether they are in the cache."""
+    from rich.table import Table
+
+    from eigenoise.data.files import cache_folder
+    from eigenoise.data.uci import SETS
+
+    cache = cache_folder()
+    table = Table(title=f"UCI regression sets; cache {cache}")
+    for heading in ("set", "rows", "inputs", "splits", "in the cache"):
+        table.add_column(heading, justify="left" if heading == "set" else "right")
+    for info in SETS.values():
+        if info.name == "year":
+            here = (cache / "YearPredictionMSD.txt").is_file()
+            note = "yes" if here else "a sample" if (cache / "year_sample.npz").is_file() else "no"
+        else:
+            here = (cache / "uci" / info.folder / "data" / "data.txt").is_file()
+            note = "yes" if here else "with mlxtend" if info.name == "boston" else "no"
+        table.add_row(info.name, f"{info.rows:,}", str(info.inputs), str(info.splits), note)
+    _console().print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    sets: Annotated[list[str], typer.Argument(help="UCI sets.")],
+) -> None:
+    """Download sets into the cache and check their hashes.
+
+    Example: eigenoise data fetch yacht energy
+    """
+    from rich.progress import track
+
+    from eigenoise.data.files import fetch_uci, uci_registry
+    from eigenoise.data.uci import info, year_splits
+
+    try:
+        for name in sets:
+            if info(name).folder:
+                names = [file for file in uci_registry() if file.startswith(info(name).folder + "/")]
+                for file in track(names, name):
+                    fetch_uci(file)
+            else:
+                year_splits()  # says where to get it if it is not there
+    except ValueError as error:
+        typer.echo(f"eigenoise data fetch: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@data_app.command("path")
+def data_path() -> None:
+    """Show where the cache is."""
+    from eigenoise.data.files import cache_folder
+
+    typer.echo(str(cache_folder()))
 
 
 def _table(results: list[Result]) -> Table:

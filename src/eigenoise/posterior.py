@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, kl_divergence
 
-from eigenoise import checks, likelihoods
+from eigenoise import atomic, checks, likelihoods
 from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.version import __version__
@@ -172,16 +171,8 @@ class Posterior(Mapping[str, Distribution]):
             meta["likelihood"] = {"kind": type(self.likelihood).__name__, "config": self.likelihood.config()}
             state = self.likelihood.state_dict()
             tensors.update({f"likelihood/{name}": t.detach().cpu().contiguous() for name, t in state.items()})
-        path = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            save_file({k: t.clone() for k, t in tensors.items()}, temporary, {"eigenoise": json.dumps(meta)})
-            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, a user's are as the umask says
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        content = {name: tensor.clone() for name, tensor in tensors.items()}
+        atomic.write(path, lambda temporary: save_file(content, temporary, {"eigenoise": json.dumps(meta)}))
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> Posterior:
@@ -205,12 +196,6 @@ class Posterior(Mapping[str, Distribution]):
             return cls(*_assemble(meta, tensors))
         except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} is not a posterior that this version can read: {error}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _dismantle(q: Distribution) -> tuple[str, dict[str, Tensor], int]:

@@ -19,6 +19,7 @@ def epochs(
     count: int,
     batch_size: int,
     generator: torch.Generator | None = None,
+    start: int = 0,
     decay: float = 0.1,
     decayed: tuple[str, ...] = ("lr", "ema_factors", "ema_scale"),
 ) -> Iterator[int]:
@@ -31,6 +32,7 @@ def epochs(
         count: passes over the data.
         batch_size: examples of a step; the last batch of a pass may be smaller.
         generator: of the order of the data.
+        start: passes already done, by a run that is now continued.
         decay: factor on the rates named ``decayed`` for the second half, as in the paper.
         decayed: hyperparameters that decay; those that the method does not have are passed over.
     """
@@ -40,10 +42,10 @@ def epochs(
     stack = likelihood.stack
     size = x.shape[0] if stack is None else x.shape[1]
     group = optimizer.param_groups[0]
-    start = {name: group[name] for name in decayed if name in group}
+    rates = {name: group[name] for name in decayed if name in group}
     try:
-        for epoch in range(1, count + 1):
-            group.update({name: value * (decay if 2 * epoch > count + 1 else 1.0) for name, value in start.items()})
+        for epoch in range(start + 1, count + 1):
+            group.update({name: value * (decay if 2 * epoch > count + 1 else 1.0) for name, value in rates.items()})
             for index in _batches(size, stack, batch_size, generator):
                 rows = index if stack is None else (torch.arange(stack).unsqueeze(-1), index)
                 x_batch, y_batch = x[rows], y[rows]
@@ -52,9 +54,10 @@ def epochs(
                     with optimizer.sampled_params():
                         likelihood.nll(model(x_batch), y_batch).backward()
                 optimizer.step()
+            group.update(rates)  # what is saved between passes is the undecayed schedule
             yield epoch
     finally:
-        group.update(start)
+        group.update(rates)
 
 
 def _batches(size: int, stack: int | None, batch_size: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:

@@ -1,0 +1,42 @@
+"""Files that appear only when they are complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def write(path: str | os.PathLike, fill: Callable[[str], None]) -> None:
+    """Let ``fill`` write a temporary file beside ``path``, then put it in its place; an old file stays until then."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        fill(temporary)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, a user's are as the umask says
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+    """``content`` as readable JSON; NaN and infinities are refused."""
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    write(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: str, text: str) -> None:
+    Path(path).write_text(text)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

