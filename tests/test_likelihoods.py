@@ -783,4 +783,4 @@ def test_two_optimisers_cannot_train_with_one_likelihood_at_once() -> None:
         pytest.fail("unreachable")
     assert all(torch.equal(p, q) for p, q in zip(before, models[1].parameters(), strict=True))
     with two.sampled_params():  # free again
-        pass
+        assert not any(torch.equal(p, q) for p, q in zip(before, models[1].parameters(), strict=True))

@@ -32,16 +32,7 @@ class NoisyAdam(NaturalGradient):
 
 
 class _KroneckerGradient(NaturalGradient):
-    """K-FAC, with noise or without.
-
-    Args:
-        model: any ``nn.Module``.
-        num_data: N.
-        likelihood: what the model's output means.
-        damping_form: ``"exact"`` or ``"factored"``, see ``fisher.Kronecker``.
-        inv_every: T_inv, steps between decompositions of the factors.
-        **options: as for ``NaturalGradient``.
-    """
+    """K-FAC, with noise or without; arguments as for ``NoisyKFAC``."""
 
     def __init__(
         self,
