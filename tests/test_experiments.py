@@ -50,8 +50,9 @@ def test_a_run_writes_its_result(no_cache, tmp_path, method):
     assert [now[:2] for now in seen] == [(1, 3), (2, 3), (3, 3)]
     on_disk = json.loads((tmp_path / f"boston-{method}-paper.json").read_text())
     assert on_disk == result
-    for name in ("rmse", "ll", "elbo", "coverage90"):
+    for name in ("rmse", "ll", "elbo"):
         assert len(on_disk[name]) == 2
+    assert list(on_disk["coverage"])[:2] == ["0.05", "0.1"] and len(on_disk["coverage"]["0.95"]) == 2
     assert on_disk["iterations"] == 3 * 46
     assert on_disk["settings"]["optimizer"]["samples"] == 10
     assert on_disk["environment"]["torch"] == torch.__version__

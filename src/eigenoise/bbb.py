@@ -89,10 +89,7 @@ class BayesByBackprop(VariationalOptimizer):
     def _draw(self, generator: torch.Generator) -> None:
         for slot in self.slots:
             if slot.noisy:
-                mean = slot.mean
-                shape = slot.sample.shape
-                noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=generator.device)
-                torch.addcmul(mean, slot.std, noise.to(mean.device), out=slot.sample)
+                torch.addcmul(slot.mean, slot.std, slot.white(generator), out=slot.sample)
             else:
                 slot.sample.copy_(slot.mean)
 

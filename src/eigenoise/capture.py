@@ -87,7 +87,7 @@ class Capture:
         if not wanted:
             return [], []
         columns = [torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True) for u in vectors]
-        gradients = [None if rows[0] is None else torch.stack(rows) for rows in zip(*columns, strict=True)]
+        gradients = [None if rows[0] is None else _stack(rows, 0) for rows in zip(*columns, strict=True)]
         at_calls, at_bare = gradients[: len(calls)], gradients[len(calls) :]
         return [(call, g) for call, g in zip(calls, at_calls, strict=True) if g is not None], at_bare
 
@@ -134,7 +134,7 @@ def join(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[Joined]:
         for call, _ in calls:
             layer.check_batch_axis(call.x, examples)
         a = [layer.activations(call.x) for call, _ in calls]
-        g = [torch.stack([layer.gradients(vector) for vector in vectors], -4) for _, vectors in calls]
+        g = [_stack([layer.gradients(vector) for vector in vectors], -4) for _, vectors in calls]
         sizes = [part.shape[-3] for part in a]
         if len(set(sizes)) > 1:
             raise ValueError(
@@ -142,6 +142,13 @@ def join(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[Joined]:
                 f"its examples cannot be matched; call it with equal batches, or treat it with overrides={{"
                 f"{layer.name!r}: 'diagonal'}}"
             )
-        a_all, g_all = (layer.regroup(torch.cat(parts, -2), examples) for parts in (a, g))
+        a_all, g_all = (
+            layer.regroup(parts[0] if len(parts) == 1 else torch.cat(parts, -2), examples) for parts in (a, g)
+        )
         joined.append((layer, a_all, g_all))
     return joined
+
+
+def _stack(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """``torch.stack`` that does not copy a single part."""
+    return parts[0].unsqueeze(dim) if len(parts) == 1 else torch.stack(list(parts), dim)

@@ -7,7 +7,7 @@ argument, says what it must be and what came instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,15 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     known = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not known:
         return True
-    largest = torch._foreach_norm(known, ord=math.inf)
-    if any(size.dtype != largest[0].dtype for size in largest):
-        largest = tuple(size.double() for size in largest)
-    return math.isfinite(torch.stack(largest).max().item())
+    if math.isfinite(_as_one([tensor.sum() for tensor in known]).sum().item()):
+        return True  # a sum that is finite has no other terms; one that is not may only have overflowed
+    return math.isfinite(_as_one(torch._foreach_norm(known, ord=math.inf)).max().item())
+
+
+def _as_one(numbers: Sequence[Tensor]) -> Tensor:
+    if any(number.dtype != numbers[0].dtype for number in numbers):
+        numbers = [number.double() for number in numbers]
+    return torch.stack(tuple(numbers))
 
 
 class NotFiniteError(ValueError, FloatingPointError):

@@ -21,8 +21,9 @@ from eigenoise.predictive import GaussianMixture
 from eigenoise.presets import METHODS, Preset
 from eigenoise.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 CHECKPOINT_SECONDS = 20.0
+LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))  # of predictive intervals, 5 % to 95 %
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +189,7 @@ def run_uci(
         "rmse": (metrics.rmse(predicted.mean, splits.y_test) * scale).tolist(),
         "ll": (metrics.log_likelihood(predicted, splits.y_test) - scale.log()).tolist(),
         "elbo": terms.per_example.tolist(),
-        "coverage90": metrics.coverage(predicted, splits.y_test).tolist(),
+        "coverage": {str(level): metrics.coverage(predicted, splits.y_test, level).tolist() for level in LEVELS},
         "curve": curve,
         "iterations": optimizer.steps,
         "seconds": seconds,

@@ -67,9 +67,9 @@ def _sandwich(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
     if left.ndim == 2 or not matrix.shape[1:-2] == left.shape[:-2] == right.shape[:-2]:
         return left @ (matrix @ right)
     k, p = matrix.shape[0], matrix.shape[-2]
-    rows = matrix.movedim(0, -3).flatten(-3, -2) @ right  # (..., k·p, n)
-    columns = rows.unflatten(-2, (k, p)).movedim(-3, -1).flatten(-2)  # (..., p, n·k)
-    return (left @ columns).unflatten(-1, (-1, k)).movedim(-1, 0)
+    columns = left @ matrix.movedim(0, -2).flatten(-2)  # (..., p, k·n), without a copy if memory is in that order
+    rows = columns.unflatten(-1, (k, -1)).flatten(-3, -2) @ right  # (..., p·k, n)
+    return rows.unflatten(-2, (p, k)).movedim(-2, 0)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:

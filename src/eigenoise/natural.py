@@ -141,10 +141,8 @@ class NaturalGradient(VariationalOptimizer):
         spread, damping = self.posterior_scale**0.5, self.intrinsic_damping
         for slot in self.slots:
             if slot.noisy:
-                mean = slot.mean
-                shape = slot.sample.shape
-                noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=generator.device)
-                torch.add(mean, slot.fisher.root(noise.to(mean.device), damping), alpha=spread, out=slot.sample)
+                noise = slot.fisher.root(slot.white(generator), damping)
+                torch.add(slot.mean, noise, alpha=spread, out=slot.sample)
             else:
                 slot.sample.copy_(slot.mean)
 

@@ -31,6 +31,15 @@ class Slot:
         """The module's name in the model, or the parameter's for a bare one."""
         return self.layer.name
 
+    def white(self, generator: torch.Generator) -> Tensor:
+        """Standard normal numbers in the memory of ``sample``, and in its shape."""
+        memory = self.sample if self.sample.ndim == self.mean.ndim else self.sample.movedim(0, -2)
+        if generator.device == memory.device:
+            memory.normal_(generator=generator)
+        else:
+            memory.copy_(torch.randn(memory.shape, generator=generator, dtype=memory.dtype, device=generator.device))
+        return self.sample
+
     def empty(self) -> Tensor:
         """A zero matrix like this slot's."""
         param = self.layer.params[0]
@@ -123,7 +132,8 @@ class SideBySide(Swap):
                     f"parallel weight samples need a model of StackedLinear layers alone, but {slot.name!r} is none"
                 )
             slot.layer.lead = (samples, *slot.layer.lead)
-            slot.sample = slot.sample.new_zeros(samples, *slot.layer.shape)
+            s, p, n = slot.layer.shape
+            slot.sample = slot.sample.new_zeros(s, p, samples, n).movedim(-2, 0)  # so that rotations need no copy
         self.slots = list(slots)
         self.params = [p for slot in slots for p in slot.layer.params]
         self._means = InPlace(slots)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Gamma, kl_divergence
+from torch.optim.adam import adam
 
 from eigenoise import checks
 from eigenoise.averages import PendingMean
@@ -209,6 +210,8 @@ class GaussianLikelihood(Likelihood):
 class AdamOnLogs:
     """Adam on the logarithms of positive numbers, by torch's own."""
 
+    names = ("exp_avg", "exp_avg_sq", "step")
+
     def __init__(self, lr: float):
         self.lr = lr
         self._state: dict[str, Tensor] = {}
@@ -216,12 +219,12 @@ class AdamOnLogs:
     def step(self, values: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """``values`` one step down the ``gradient`` by their logarithms, ``(len(values), ...)``."""
         logs = torch.stack(values).log()
-        logs.grad = gradient
-        adam = torch.optim.Adam([logs], lr=self.lr)
-        if self._state:
-            adam.state[logs] = self._state
-        adam.step()
-        self._state = adam.state[logs]
+        if not self._state:
+            zero = torch.zeros((), dtype=torch.float32, device=logs.device)
+            self._state = dict(zip(self.names, (torch.zeros_like(logs), torch.zeros_like(logs), zero), strict=True))
+        first, second, steps = ([self._state[name]] for name in self.names)
+        rates = {"lr": self.lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+        adam([logs], [gradient], first, second, [], steps, fused=True, amsgrad=False, maximize=False, **rates)
         return logs.exp()
 
     def state_dict(self) -> dict[str, Tensor]:
