@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 from eigenoise import atomic, experiments
 from eigenoise.cli import app
 from eigenoise.experiments import Run, finished, run_uci
-from eigenoise.presets import METHODS, PAPER, PAPER_TABLE, PRESETS
+from eigenoise.presets import METHODS, PRESETS
+from eigenoise.published import PAPER_TABLE
+
+PAPER = PRESETS["paper"]
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +34,14 @@ def boston(method="noisy-ekfac", **options):
 
 
 def test_the_paper_preset_is_the_papers():
-    ekfac = PAPER.methods["noisy-ekfac"]
-    assert PAPER.epochs == 1000
-    assert PAPER.noise["prior"] == (6.0, 6.0)
+    recipe = PAPER.recipe("boston", "noisy-ekfac")
+    ekfac = recipe.optimizer
+    assert recipe.epochs == 1000
+    assert recipe.noise["prior"] == (6.0, 6.0)
     assert (ekfac["lr"], ekfac["ema_factors"], ekfac["ema_scale"]) == (0.01, 0.001, 0.01)
     assert (ekfac["eig_every"], ekfac["reinit_every"], ekfac["samples"]) == (5, 50, 10)
     assert (ekfac["kl_weight"], ekfac["prior_var"], ekfac["damping"]) == (1.0, 1.0, 0.0)
-    assert PAPER.methods["noisy-kfac"]["damping_form"] == "factored"
-    assert set(PAPER.methods) == set(METHODS)
+    assert PAPER.recipe("boston", "noisy-kfac").optimizer["damping_form"] == "factored"
     assert all(set(row) == set(METHODS) for row in PAPER_TABLE.values())
     assert PAPER_TABLE["yacht"]["noisy-ekfac"] == (0.974, 0.116, -2.224, 0.007)
 
@@ -52,7 +55,8 @@ def test_a_run_writes_its_result(no_cache, tmp_path, method):
     assert on_disk == result
     for name in ("rmse", "ll", "elbo"):
         assert len(on_disk[name]) == 2
-    assert list(on_disk["coverage"])[:2] == ["0.05", "0.1"] and len(on_disk["coverage"]["0.95"]) == 2
+    assert list(on_disk["coverage"])[:2] == ["0.05", "0.1"]
+    assert len(on_disk["coverage"]["0.95"]) == 2
     assert on_disk["iterations"] == 3 * 46
     assert on_disk["settings"]["optimizer"]["samples"] == 10
     assert on_disk["environment"]["torch"] == torch.__version__

@@ -264,14 +264,15 @@ def test_exact_damping_adds_to_products_and_factored_damping_does_not():
     assert torch.linalg.eigvalsh(factored.dense(damping) - exact.dense(damping)).min() > 0
 
 
-def test_eigen_with_kfac_eigenvalues_is_kfac_with_exact_damping():
-    kronecker, eigen = Kronecker((P, N)), Eigen((P, N))
+@pytest.mark.parametrize("form", ["exact", "factored"])
+def test_eigen_with_kfac_eigenvalues_is_kfac(form):
+    kronecker, eigen = Kronecker((P, N), damping_form=form), Eigen((P, N), damping_form=form)
     a, g = statistics()
     for fisher in (kronecker, eigen):
         fisher.update(a, g)
         fisher.commit(0.5, 0.5)
         assert fisher.refresh()
-    eigen.reinitialise()
+    eigen.reinitialise(0.1)
     torch.testing.assert_close(eigen.dense(0.1), kronecker.dense(0.1), **TOL)
     V = torch.randn(P, N)
     torch.testing.assert_close(eigen.solve(V, 0.1), kronecker.solve(V, 0.1), **TOL)

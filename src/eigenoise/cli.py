@@ -140,7 +140,7 @@ def _uci_table(results: list[dict]) -> Table:
     import torch
     from rich.table import Table
 
-    from eigenoise.presets import PAPER_TABLE
+    from eigenoise.published import PAPER_TABLE
 
     table = Table(title="Test parts, mean ± standard error over splits; the paper's Table 1 beside it")
     for heading in ("set", "method", "RMSE", "paper", "log-lik.", "paper", "ELBO"):

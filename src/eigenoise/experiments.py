@@ -13,17 +13,14 @@ from typing import Any
 
 import torch
 
-from eigenoise import atomic, checks, data, metrics, models, train
+from eigenoise import atomic, checks, data
 from eigenoise.data import uci
-from eigenoise.likelihoods import GaussianLikelihood
-from eigenoise.predict import predict
-from eigenoise.predictive import GaussianMixture
-from eigenoise.presets import METHODS, Preset
+from eigenoise.presets import METHODS, Preset, Recipe
+from eigenoise.trial import Trial
 from eigenoise.version import __version__
 
 FORMAT = 2
 CHECKPOINT_SECONDS = 20.0
-LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))  # of predictive intervals, 5 % to 95 %
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,29 +56,26 @@ class Run:
         """Of the result's file."""
         return f"{self.set_name}-{self.method}-{self.preset.name}"
 
+    def recipe(self) -> Recipe:
+        """The preset's, with ``epochs`` if they were given."""
+        recipe = self.preset.recipe(self.set_name, self.method)
+        return recipe if self.epochs is None else dataclasses.replace(recipe, epochs=self.epochs)
+
     def settings(self) -> dict[str, Any]:
         """Everything that decides the result, as JSON knows it; a result with other settings is another run's."""
         about = uci.info(self.set_name)
-        preset = dataclasses.asdict(self.preset)
-        return json.loads(
-            json.dumps(
-                {
-                    "set": self.set_name,
-                    "method": self.method,
-                    "preset": self.preset.name,
-                    "splits": len(self.split_numbers()),
-                    "epochs": self.epochs or self.preset.epochs,
-                    "seed": self.seed,
-                    "hidden": about.hidden,
-                    "batch_size": about.batch_size,
-                    "canonical": preset["canonical"],
-                    "test_samples": preset["test_samples"],
-                    "decay": preset["decay"],
-                    "noise": preset["noise"],
-                    "optimizer": preset["methods"][self.method],
-                }
-            )
-        )
+        settings = {
+            "set": self.set_name,
+            "method": self.method,
+            "preset": self.preset.name,
+            "splits": len(self.split_numbers()),
+            "canonical": self.preset.canonical,
+            "seed": self.seed,
+            "hidden": about.hidden,
+            "batch_size": about.batch_size,
+            **dataclasses.asdict(self.recipe()),
+        }
+        return json.loads(json.dumps(settings))
 
     def split_numbers(self) -> Sequence[int]:
         """Canonical splits count from 0, random ones have seeds from 1."""
@@ -149,49 +143,31 @@ def run_uci(
         return done
     settings = run.settings()
     splits, is_sample = _load(run, folder)
-    stack = splits.x_train.shape[0]
-    torch.manual_seed(run.seed)
-    likelihood = GaussianLikelihood(stack=stack, **run.preset.noise)
-    model = models.MLP(splits.x_train.shape[-1], [settings["hidden"]], 1, stack=stack)
-    optimizer = METHODS[run.method](
-        model, num_data=splits.x_train.shape[1], likelihood=likelihood, **run.preset.methods[run.method]
-    )
-    order = torch.Generator().manual_seed(run.seed)
-    checkpoint = out / f".{run.name}.checkpoint"
-    curve, seconds = _resume(checkpoint, settings, optimizer, order)
-    last = began = time.monotonic()
-    for epoch in train.epochs(
-        optimizer,
-        splits.x_train,
-        splits.y_train,
-        count=settings["epochs"],
+    trial = Trial(
+        run.recipe(),
+        run.method,
+        splits,
+        hidden=settings["hidden"],
         batch_size=settings["batch_size"],
-        generator=order,
-        start=len(curve),
-        decay=settings["decay"],
-    ):
-        elbo = optimizer.elbo_terms().per_example
-        curve.append(float(elbo.mean()))
-        on_epoch(epoch, settings["epochs"], curve[-1])
+        seed=run.seed,
+    )
+    checkpoint = out / f".{run.name}.checkpoint"
+    seconds = _resume(checkpoint, settings, trial)
+    last = began = time.monotonic()
+    for epoch in trial.passes():
+        on_epoch(epoch, settings["epochs"], trial.curve[-1])
         now = time.monotonic()
         if now - last > CHECKPOINT_SECONDS:
-            _save(checkpoint, settings, optimizer, order, curve, seconds + now - began)
+            _save(checkpoint, settings, trial, seconds + now - began)
             last = now
     seconds += time.monotonic() - began
-    scale = splits.y_std.flatten()
-    predicted = predict(model, optimizer, splits.x_test, samples=settings["test_samples"])
-    assert isinstance(predicted, GaussianMixture)
-    terms = optimizer.elbo(splits.x_train, splits.y_train, samples=20)
     result = {
         "format": FORMAT,
         "settings": settings,
         "sample_of_the_set": is_sample,
-        "rmse": (metrics.rmse(predicted.mean, splits.y_test) * scale).tolist(),
-        "ll": (metrics.log_likelihood(predicted, splits.y_test) - scale.log()).tolist(),
-        "elbo": terms.per_example.tolist(),
-        "coverage": {str(level): metrics.coverage(predicted, splits.y_test, level).tolist() for level in LEVELS},
-        "curve": curve,
-        "iterations": optimizer.steps,
+        **trial.scores(),
+        "curve": trial.curve,
+        "iterations": trial.optimizer.steps,
         "seconds": seconds,
         "environment": environment(),
     }
@@ -203,38 +179,31 @@ def run_uci(
 def _load(run: Run, folder: str | os.PathLike | None) -> tuple[data.Splits, bool]:
     if run.set_name == "year":
         return uci.year_splits(folder)
+    table = study_table(run.set_name, folder)
     if run.preset.canonical:
-        return uci.canonical_splits(uci.load(run.set_name, folder), run.split_numbers(), folder), False
-    # The paper's authors predict Naval's last column from the 17 others.
-    table = uci.load_naval_turbine(folder) if run.set_name == "naval" else uci.load(run.set_name, folder)
+        return data.standardised(table, uci.canonical_rows(run.set_name, run.split_numbers(), folder)), False
     return data.split(table, run.split_numbers()), False
 
 
-def _save(
-    path: Path, settings: dict, optimizer: Any, order: torch.Generator, curve: list[float], seconds: float
-) -> None:
-    state = {
-        "settings": json.dumps(settings),
-        "model": optimizer.model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "order": order.get_state(),
-        "curve": curve,
-        "seconds": seconds,
-    }
+def study_table(name: str, folder: str | os.PathLike | None = None) -> data.Table:
+    """The table that the study uses: for Naval that of the paper's authors, who predict the last of 18 columns."""
+    return uci.load_naval_turbine(folder) if name == "naval" else uci.load(name, folder)
+
+
+def _save(path: Path, settings: dict, trial: Trial, seconds: float) -> None:
+    state = {"settings": json.dumps(settings), "trial": trial.state_dict(), "seconds": seconds}
     atomic.write(path, lambda temporary: torch.save(state, temporary))
 
 
-def _resume(path: Path, settings: dict, optimizer: Any, order: torch.Generator) -> tuple[list[float], float]:
-    """The curve and the seconds so far; a checkpoint that is damaged or of other settings is not used."""
+def _resume(path: Path, settings: dict, trial: Trial) -> float:
+    """The seconds so far; a checkpoint of other settings is not used."""
     if not path.exists():
-        return [], 0.0
+        return 0.0
     try:
         state = torch.load(path, weights_only=True)
         if state["settings"] != json.dumps(settings):
-            return [], 0.0
-        optimizer.model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        order.set_state(state["order"])
-        return list(state["curve"]), float(state["seconds"])
+            return 0.0
+        trial.load_state_dict(state["trial"])
+        return float(state["seconds"])
     except Exception as error:
         raise ValueError(f"{path} cannot be read ({error}); delete it to start this run anew") from error

@@ -91,6 +91,12 @@ def kron(left: Tensor, right: Tensor) -> Tensor:
     return product.reshape(*product.shape[:-4], p * n, p * n)
 
 
+def factored_damping(values_out: Tensor, values_in: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """(Λ_S + √γ/π) ``(..., p)`` and (Λ_A + π√γ) ``(..., n)``: damping split between the factors (eq. 11, line 2)."""
+    pi = pi_split(values_out, values_in).unsqueeze(-1)
+    return values_out + damping**0.5 / pi, values_in + damping**0.5 * pi
+
+
 def pi_split(values_out: Tensor, values_in: Tensor) -> Tensor:
     """The constant π of factored damping (eq. 11): √(mean eigenvalue of A / mean eigenvalue of S), ``(...)``."""
     tiny = torch.finfo(values_in.dtype).tiny

@@ -189,7 +189,7 @@ class NaturalGradient(VariationalOptimizer):
         if self._due(self.reinit_every):
             for slot in self.slots:
                 if isinstance(slot.fisher, Eigen):
-                    slot.fisher.reinitialise()
+                    slot.fisher.reinitialise(self.intrinsic_damping)
 
     # The step (lines 6 to 16 of the algorithms).
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from eigenoise import checks
 from eigenoise.fisher import Diagonal, Eigen, Kronecker
-from eigenoise.fisher.kronecker import DAMPINGS
+from eigenoise.fisher.base import DAMPINGS
 from eigenoise.likelihoods import Likelihood
 from eigenoise.natural import NaturalGradient
 
@@ -79,10 +79,18 @@ class _EigenGradient(NaturalGradient):
     """EK-FAC, with noise or without; arguments as for ``NoisyEKFAC``."""
 
     def __init__(
-        self, model: nn.Module, *, num_data: int, likelihood: Likelihood, eig_every: int = 100, **options: Any
+        self,
+        model: nn.Module,
+        *,
+        num_data: int,
+        likelihood: Likelihood,
+        damping_form: str = "exact",
+        eig_every: int = 100,
+        **options: Any,
     ):
+        structure = functools.partial(Eigen, damping_form=checks.choice("damping_form", damping_form, DAMPINGS))
         every = checks.integer("eig_every", eig_every)
-        super().__init__(model, Eigen, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
+        super().__init__(model, structure, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 
 
 @final
@@ -93,6 +101,7 @@ class NoisyEKFAC(_EigenGradient):
         model: any ``nn.Module``.
         num_data: N.
         likelihood: what the model's output means.
+        damping_form: what R is set to at re-initialisations, see ``fisher.Eigen``.
         eig_every: T_eig, steps between eigendecompositions.
         **options: as for ``NaturalGradient``; ``reinit_every=50`` is the paper's re-initialisation.
     """

@@ -60,6 +60,10 @@ class GaussianMixture(Distribution):
         """Noise plus weights."""
         return self.scale.square().mean(0) + self.loc.var(0, correction=0)
 
+    def with_noise_scaled(self, factor: float) -> GaussianMixture:
+        """The same with all noise standard deviations times ``factor``, as calibration on held-out rows may ask for."""
+        return GaussianMixture(self.loc, self.scale * checks.number("factor", factor, open_low=True))
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Log (1/k) Σ N(value; ...), summed over the d outputs of one example: ``(..., b)``."""
         checks.shape("value", value, tuple(self.loc.shape[1:]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from eigenoise.data.files import DataFileError, cache_folder, fetch_uci
-from eigenoise.data.tables import Splits, Table, boston, standardised
+from eigenoise.data.tables import Rows, Splits, Table, boston, standardised
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,31 @@ def load_naval_turbine(folder: str | os.PathLike | None = None) -> Table:
     return Table("naval", values[:, :-1], values[:, -1])
 
 
-def canonical_splits(table: Table, numbers: Sequence[int], folder: str | os.PathLike | None = None) -> Splits:
-    """The splits of Hernández-Lobato and Adams (2015), 90 % training rows, each standardised by its own training part.
+def canonical_rows(name: str, numbers: Sequence[int], folder: str | os.PathLike | None = None) -> list[Rows]:
+    """Training and test rows of the splits of Hernández-Lobato and Adams (2015), 90 % for training.
 
     Raises:
         ValueError: if a number is not one of the set's splits.
         DataFileError: if a file is missing or damaged.
     """
-    about = info(table.name)
-    parts = []
+    about = info(name)
+    rows = []
     for number in numbers:
         if not 0 <= number < about.splits:
-            raise ValueError(f"split must be from 0 to {about.splits - 1} for {table.name}, but {number} came")
+            raise ValueError(f"split must be from 0 to {about.splits - 1} for {name}, but {number} came")
         train, test = (_numbers(about, f"index_{part}_{number}.txt", folder) for part in ("train", "test"))
-        parts.append((train.astype(int).ravel(), test.astype(int).ravel()))
-    return standardised(table, parts)
+        rows.append((train.astype(int).ravel(), test.astype(int).ravel()))
+    return rows
+
+
+def canonical_splits(table: Table, numbers: Sequence[int], folder: str | os.PathLike | None = None) -> Splits:
+    """The splits that ``canonical_rows`` gives, each standardised by its own training part.
+
+    Raises:
+        ValueError: if a number is not one of the set's splits.
+        DataFileError: if a file is missing or damaged.
+    """
+    return standardised(table, canonical_rows(table.name, numbers, folder))
 
 
 def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:

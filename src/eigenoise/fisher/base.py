@@ -17,6 +17,7 @@ from torch.distributions import Distribution
 
 from eigenoise import checks
 
+DAMPINGS = ("exact", "factored")
 FLOOR = 1e-30  # eigenvalues are never taken for smaller: 1/FLOOR is finite in float32
 
 

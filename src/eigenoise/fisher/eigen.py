@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from eigenoise import linalg
+from eigenoise import checks, linalg
 from eigenoise.averages import PendingMean, pending_totals
 from eigenoise.distributions import EigenMatrixNormal
-from eigenoise.fisher.base import FLOOR, Fisher
+from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.fisher.moments import squared_gradients
 
@@ -21,10 +21,17 @@ class Eigen(Fisher):
 
     R is the mean of squared per-example gradients in the current basis (eq. 6). When the basis changes, R is carried
     over as the diagonal of the same matrix in the new basis.
+
+    Args:
+        shape: ``(..., p, n)``.
+        damping_form: what ``reinitialise`` sets R to: the K-FAC eigenvalues (``"exact"``), or so that R + γ is what
+            K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
+        **options: as for ``Fisher``.
     """
 
-    def __init__(self, shape: tuple[int, ...], **options: Any):
+    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
         super().__init__(shape, **options)
+        self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
         self.factors = KroneckerFactors(self.shape, self.init, self.options)
         self.R = torch.full(self.shape, self.init, **self.options)
         self._R = PendingMean()
@@ -55,12 +62,19 @@ class Eigen(Fisher):
         self._cache.clear()
         return True
 
-    def reinitialise(self) -> None:
-        """R ← Λ_S⊗Λ_A, the K-FAC eigenvalues in the current basis: one step of K-FAC, as in the paper's section 6.1."""
+    def reinitialise(self, damping: float) -> None:
+        """R ← the K-FAC eigenvalues in the current basis, so that K-FAC would do the next step (section 6.1).
+
+        Λ_S⊗Λ_A, or with factored damping (Λ_S + √γ/π)⊗(Λ_A + π√γ) − γ.
+        """
         q_out, q_in = self.factors.q_out, self.factors.q_in
         values_out = (q_out * (self.factors.S @ q_out)).sum(-2)
         values_in = (q_in * (self.factors.A @ q_in)).sum(-2)
-        self.R.copy_(linalg.outer(values_out.clamp_min(0.0), values_in.clamp_min(0.0)))
+        values = values_out.clamp_min(0.0), values_in.clamp_min(0.0)
+        if self.damping_form == "exact":
+            self.R.copy_(linalg.outer(*values))
+        else:
+            self.R.copy_(linalg.outer(*linalg.factored_damping(*values, damping)) - damping)
         self._cache.clear()
 
     def pending(self) -> list[Tensor]:

@@ -10,10 +10,8 @@ from torch.distributions import Distribution
 
 from eigenoise import checks, linalg
 from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
-from eigenoise.fisher.base import FLOOR, Fisher
+from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
-
-DAMPINGS = ("exact", "factored")
 
 
 class Kronecker(Fisher):
@@ -69,19 +67,18 @@ class Kronecker(Fisher):
         """Λ_S⊗Λ_A + γ, or (Λ_S + √γ/π)⊗(Λ_A + π√γ) (eq. 11)."""
         if self.damping_form == "exact":
             return (linalg.outer(self.factors.values_out, self.factors.values_in) + damping).clamp_min(FLOOR)
-        return linalg.outer(*self._factored_values(damping)).clamp_min(FLOOR)
+        return linalg.outer(*self._damped_values(damping)).clamp_min(FLOOR)
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """An eigenvalue-corrected matrix normal with exact damping, a matrix normal with factored damping (eq. 11)."""
         if self.damping_form == "exact":
             variance = scale * self._inverse(damping)
             return EigenMatrixNormal(loc, self.factors.q_out.clone(), self.factors.q_in.clone(), variance)
-        out, into = (values.clamp_min(FLOOR**0.5).reciprocal() for values in self._factored_values(damping))
+        out, into = (values.clamp_min(FLOOR**0.5).reciprocal() for values in self._damped_values(damping))
         return MatrixNormal(loc, scale * _assemble(self.factors.q_out, out), _assemble(self.factors.q_in, into))
 
-    def _factored_values(self, damping: float) -> tuple[Tensor, Tensor]:
-        pi = linalg.pi_split(self.factors.values_out, self.factors.values_in).unsqueeze(-1)
-        return self.factors.values_out + damping**0.5 / pi, self.factors.values_in + damping**0.5 * pi
+    def _damped_values(self, damping: float) -> tuple[Tensor, Tensor]:
+        return linalg.factored_damping(self.factors.values_out, self.factors.values_in, damping)
 
     def state(self) -> dict[str, Tensor]:
         """A, S and their decompositions."""

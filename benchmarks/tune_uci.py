@@ -1,0 +1,124 @@
+"""Choose the settings of the preset ``best``, looking at training parts alone.
+
+Of every split's training part 20 % of the rows are held out; each candidate trains on the rest, all splits at once, and
+is scored by its log-likelihood on the held-out rows, mean over splits. For each candidate the factor on the noise's
+standard deviation that suits the held-out rows best is noted as well. Test rows are never read. A set's results are
+written as they come, and what is there already is not run again.
+
+    python benchmarks/tune_uci.py [SETS...] [--method noisy-ekfac,...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from eigenoise import atomic, checks, data, metrics
+from eigenoise.data import uci
+from eigenoise.experiments import environment, study_table
+from eigenoise.presets import METHODS, Recipe, best_recipe
+from eigenoise.trial import Trial
+
+OUT = Path(__file__).parent / "results" / "uci_tuning"
+SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "year": 1}  # 4 of the small sets
+SCALES = tuple(round(0.7 * 1.06**i, 3) for i in range(40))
+HELD_OUT = 0.2
+KL_WEIGHTS = (0.1, 0.3, 1.0)
+
+
+def candidates(method: str) -> list[dict]:
+    """Every method gets the same choice of λ; the Kronecker ones also that between the two forms of damping."""
+    forms = ("exact", "factored") if method in ("noisy-kfac", "noisy-ekfac") else (None,)
+    return [
+        {"kl_weight": kl_weight} | ({} if form is None else {"damping_form": form})
+        for kl_weight in KL_WEIGHTS
+        for form in forms
+    ]
+
+
+def inner_splits(name: str) -> data.Splits:
+    """Training parts only, each with a fifth of its rows held out."""
+    if name == "year":
+        official, _ = uci.year_splits()
+        x, y = official.x_train[0].double().numpy(), official.y_train[0, :, 0].double().numpy()
+        table, parts = data.Table("year", x, y), [np.arange(len(y))]
+    else:
+        table = study_table(name)
+        parts = [train for train, _ in uci.canonical_rows(name, range(SPLITS.get(name, 4)))]
+    rows = []
+    for number, train in enumerate(parts):
+        order = np.random.default_rng(number).permutation(train)
+        held_out = round(HELD_OUT * len(order))
+        rows.append((order[held_out:], order[:held_out]))
+    return data.standardised(table, rows)
+
+
+def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_epoch) -> dict:
+    """Log-likelihood of held-out rows in the table's units, with the noise as fitted and with the best factor on it."""
+    began = time.process_time()
+    trial = Trial(recipe, method, splits, hidden=about.hidden, batch_size=about.batch_size)
+    try:
+        for _ in trial.passes():
+            on_epoch()
+    except checks.NotFiniteError as error:
+        return {"failed": str(error)}
+    predicted, scale = trial.predictive(), splits.y_std.flatten()
+    by_scale = {
+        factor: (metrics.log_likelihood(predicted.with_noise_scaled(factor), splits.y_test) - scale.log()).tolist()
+        for factor in (1.0, *SCALES)
+    }
+    best = max(by_scale, key=lambda factor: np.mean(by_scale[factor]))
+    return {
+        "ll": by_scale[1.0],
+        "noise_scale": best,
+        "ll_scaled": by_scale[best],
+        "rmse": (metrics.rmse(predicted.mean, splits.y_test) * scale).tolist(),
+        "seconds": time.process_time() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="*", default=list(uci.SETS))
+    parser.add_argument("--method", default=",".join(METHODS))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    OUT.mkdir(parents=True, exist_ok=True)
+    columns = (TextColumn("{task.description:60}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        for name in args.sets:
+            for method in args.method.split(","):
+                _tune(name, method, progress)
+
+
+def _tune(name: str, method: str, progress: Progress) -> None:
+    about, path = uci.info(name), OUT / f"{name}-{method}.json"
+    result = json.loads(path.read_text()) if path.exists() else {"candidates": []}
+    splits = inner_splits(name)
+    done = [entry["choice"] for entry in result["candidates"]]
+    for choice in candidates(method):
+        if choice in done:
+            continue
+        recipe = best_recipe(name, method, **choice)
+        task = progress.add_task(f"{name} {method} {choice}", total=recipe.epochs)
+        entry = score(recipe, method, splits, about, lambda task=task: progress.advance(task))
+        progress.remove_task(task)
+        result["candidates"].append({"choice": choice, "epochs": recipe.epochs, **entry})
+        result["splits"], result["environment"] = splits.x_train.shape[0], environment()
+        atomic.write_json(path, result)
+        found = np.mean(entry.get("ll_scaled", math.nan))
+        progress.console.print(
+            f"{name} {method} {choice}: {found:.3f}, noise × {entry.get('noise_scale')}, "
+            f"as fitted {np.mean(entry.get('ll', math.nan)):.3f}, {entry.get('seconds', 0):.0f} s"
+        )
+
+
+if __name__ == "__main__":
+    main()
