@@ -30,7 +30,7 @@ OUT = Path(__file__).parent / "results" / "uci_tuning"
 SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "year": 1}  # 4 of the small sets
 SCALES = tuple(round(0.7 * 1.06**i, 3) for i in range(40))
 HELD_OUT = 0.2
-KL_WEIGHTS = (0.1, 0.3, 1.0)
+KL_WEIGHTS = (0.25, 0.5, 1.0)
 
 
 def candidates(method: str) -> list[dict]:

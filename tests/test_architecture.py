@@ -47,6 +47,8 @@ ORDER = [
     "presets",
     "trial",
     "experiments",
+    "figures",
+    "report",
     "demo",
     "cli",
     "__main__",

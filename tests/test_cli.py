@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from eigenoise import __version__, data, demo
 from eigenoise.cli import app
+from eigenoise.figures import LABELS
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +34,8 @@ def test_help(arguments):
 def test_demo_shows_a_table_and_writes_pictures(tmp_path):
     result = CliRunner().invoke(app, ["demo", "--epochs", "2", "--splits", "2", "--out", str(tmp_path / "new")])
     assert result.exit_code == 0, result.output
-    for method in demo.METHODS:
-        assert method in result.stdout
+    for label in LABELS.values():
+        assert label in result.stdout
     for heading in ("RMSE", "log-lik", "90 %", "±"):
         assert heading in result.stdout
     for name in ("elbo.png", "predictions.png"):
@@ -44,7 +45,7 @@ def test_demo_shows_a_table_and_writes_pictures(tmp_path):
 def test_demo_learns_and_is_reproducible():
     table = data.boston()
     settings = demo.Settings(splits=2, epochs=8)
-    one, other = (demo.run("noisy EK-FAC", table, settings) for _ in range(2))
+    one, other = (demo.run("noisy-ekfac", table, settings) for _ in range(2))
     assert torch.equal(one.rmse, other.rmse)
     assert one.curve == other.curve
     assert one.curve[-1][1] > one.curve[0][1] + 1  # the bound rose

@@ -28,11 +28,15 @@ def write(path: str | os.PathLike, fill: Callable[[str], None]) -> None:
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
     """``content`` as readable JSON; NaN and infinities are refused."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    write(path, lambda temporary: _write_text(temporary, text))
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def _write_text(path: str, text: str) -> None:
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """A file of text."""
+    write(path, lambda temporary: _fill(temporary, text))
+
+
+def _fill(path: str, text: str) -> None:
     Path(path).write_text(text)
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
     from rich.table import Table
-    from torch import Tensor
 
     from eigenoise.demo import Result
+    from eigenoise.report import Grid
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -57,7 +57,9 @@ def demo(
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eigenoise import data
-    from eigenoise.demo import METHODS, Settings, draw, run
+    from eigenoise.demo import Settings, draw, run
+    from eigenoise.figures import LABELS
+    from eigenoise.presets import METHODS
 
     console = _console()
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
@@ -76,7 +78,7 @@ def demo(
     results = []
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         for method in METHODS:
-            task = progress.add_task(method, total=epochs, elbo="")
+            task = progress.add_task(LABELS[method], total=epochs, elbo="")
 
             def advance(epoch: int, elbo: float, task: TaskID = task) -> None:
                 progress.update(task, completed=epoch, elbo=f"{elbo:7.3f}")
@@ -91,20 +93,20 @@ def demo(
 def uci(
     sets: Annotated[list[str] | None, typer.Argument(help="UCI sets; all that are at hand if none is named.")] = None,
     method: Annotated[str, typer.Option(help="One or more, with commas.")] = "noisy-ekfac,noisy-kfac,noisy-adam,bbb",
-    preset: Annotated[str, typer.Option(help="Settings: paper.")] = "paper",
+    preset: Annotated[str, typer.Option(help="Settings: best, paper or elbo.")] = "best",
     splits: Annotated[int | None, typer.Option(min=1, help="How many splits; the paper's number by default.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results; a stopped run continues there.")] = Path("results"),
     folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
 ) -> None:
-    """Regression on UCI sets, beside the paper's Table 1.
+    """Regression on UCI sets, beside the paper's Table 1: tables here and in Markdown, results as JSON, pictures.
 
     Example: eigenoise uci yacht boston --method noisy-ekfac,bbb --epochs 100 --out results
     """
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eigenoise import checks
+    from eigenoise import checks, report
     from eigenoise.data import uci as uci_data
     from eigenoise.experiments import Run, run_uci
     from eigenoise.presets import METHODS, PRESETS
@@ -114,7 +116,8 @@ def uci(
     try:
         settings = PRESETS[checks.choice("--preset", preset, PRESETS)]
         methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
-        runs = [Run(name, m, settings, splits, epochs) for name in sets or uci_data.SETS for m in methods]
+        names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
+        runs = [Run(name, m, settings, splits, epochs) for name in names for m in methods]
         out.mkdir(parents=True, exist_ok=True)
         columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
         results = []
@@ -133,30 +136,20 @@ def uci(
     except KeyboardInterrupt:
         typer.echo("eigenoise uci: stopped; the same command continues from the last checkpoint", err=True)
         raise typer.Exit(130) from None
-    console.print(_uci_table(results))
+    for grid in report.grids(results):
+        console.print(_rich(grid))
+    for path in report.write(results, out):
+        console.print(f"written: {path}")
 
 
-def _uci_table(results: list[dict]) -> Table:
-    import torch
+def _rich(grid: Grid) -> Table:
     from rich.table import Table
 
-    from eigenoise.published import PAPER_TABLE
-
-    table = Table(title="Test parts, mean ± standard error over splits; the paper's Table 1 beside it")
-    for heading in ("set", "method", "RMSE", "paper", "log-lik.", "paper", "ELBO"):
-        table.add_column(heading, justify="left" if heading in ("set", "method") else "right", no_wrap=True)
-    for result in results:
-        name, method = result["settings"]["set"], result["settings"]["method"]
-        paper = PAPER_TABLE[name][method]
-        table.add_row(
-            name + (" (sample)" if result["sample_of_the_set"] else ""),
-            method,
-            _mean_and_error(torch.tensor(result["rmse"])),
-            f"{paper[0]:.3f}",
-            _mean_and_error(torch.tensor(result["ll"])),
-            f"{paper[2]:.3f}",
-            _mean_and_error(torch.tensor(result["elbo"])),
-        )
+    table = Table(title=grid.title)
+    for j, heading in enumerate(grid.header):
+        table.add_column(heading, justify="right" if j else "left", no_wrap=True)
+    for i, row in enumerate(grid.rows):
+        table.add_row(*(f"[bold]{cell}[/]" if (i, j) in grid.bold else cell for j, cell in enumerate(row)))
     return table
 
 
@@ -170,20 +163,13 @@ def data_list() -> None:
     from rich.table import Table
 
     from eigenoise.data.files import cache_folder
-    from eigenoise.data.uci import SETS
+    from eigenoise.data.uci import SETS, presence
 
-    cache = cache_folder()
-    table = Table(title=f"UCI regression sets; cache {cache}")
+    table = Table(title=f"UCI regression sets; cache {cache_folder()}")
     for heading in ("set", "rows", "inputs", "splits", "in the cache"):
         table.add_column(heading, justify="left" if heading == "set" else "right")
     for info in SETS.values():
-        if info.name == "year":
-            here = (cache / "YearPredictionMSD.txt").is_file()
-            note = "yes" if here else "a sample" if (cache / "year_sample.npz").is_file() else "no"
-        else:
-            here = (cache / "uci" / info.folder / "data" / "data.txt").is_file()
-            note = "yes" if here else "with mlxtend" if info.name == "boston" else "no"
-        table.add_row(info.name, f"{info.rows:,}", str(info.inputs), str(info.splits), note)
+        table.add_row(info.name, f"{info.rows:,}", str(info.inputs), str(info.splits), presence(info.name))
     _console().print(table)
 
 
@@ -224,25 +210,22 @@ def data_path() -> None:
 def _table(results: list[Result]) -> Table:
     from rich.table import Table
 
+    from eigenoise.figures import LABELS
+    from eigenoise.report import mean_and_error
+
     table = Table(title="Test parts, mean ± standard error over splits (price in 1000 $)")
     for heading in ("method", "RMSE", "log-lik.", "90 % cover", "ELBO", "s"):
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for result in results:
         table.add_row(
-            result.method,
-            _mean_and_error(result.rmse),
-            _mean_and_error(result.log_likelihood),
+            LABELS[result.method],
+            mean_and_error(result.rmse.tolist()),
+            mean_and_error(result.log_likelihood.tolist()),
             f"{result.coverage.mean():.0%}",
             f"{result.curve[-1][1]:.3f}",
             f"{result.seconds:.0f}",
         )
     return table
-
-
-def _mean_and_error(values: Tensor) -> str:
-    if len(values) < 2:
-        return f"{values.mean():.3f}"
-    return f"{values.mean():.3f} ± {values.std() / len(values) ** 0.5:.3f}"
 
 
 if __name__ == "__main__":

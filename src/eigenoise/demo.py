@@ -12,19 +12,11 @@ import torch
 from torch import Tensor
 
 from eigenoise import data, metrics, models, train
-from eigenoise.bbb import BayesByBackprop
+from eigenoise.figures import COLORS, LABELS
 from eigenoise.likelihoods import GaussianLikelihood
-from eigenoise.optim import NoisyAdam, NoisyEKFAC, NoisyKFAC
 from eigenoise.predict import predict
 from eigenoise.predictive import GaussianMixture
-
-METHODS: dict[str, Callable[..., Any]] = {
-    "BBB": BayesByBackprop,
-    "noisy Adam": NoisyAdam,
-    "noisy K-FAC": NoisyKFAC,
-    "noisy EK-FAC": NoisyEKFAC,
-}
-COLORS = {"BBB": "#9a9a9a", "noisy Adam": "#e0a030", "noisy K-FAC": "#3b82c4", "noisy EK-FAC": "#c0392b"}
+from eigenoise.presets import METHODS
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,7 @@ def draw(results: list[Result], folder: Path) -> list[Path]:
 
     figure, axes = pyplot.subplots(figsize=(6.4, 4))
     for result in results:
-        axes.plot(*zip(*result.curve, strict=True), color=COLORS[result.method], label=result.method)
+        axes.plot(*zip(*result.curve, strict=True), color=COLORS[result.method], label=LABELS[result.method])
     axes.set(xlabel="epoch", ylabel="training ELBO per example", title="Boston housing, mean over random splits")
     last = [result.curve[-1][1] for result in results]
     axes.set_ylim(min(last) - 1.5, max(last) + 0.3)
@@ -114,7 +106,8 @@ def draw(results: list[Result], folder: Path) -> list[Path]:
     axes.plot(y, mean, "o", color="#5b1a13", markersize=3.5)
     ends = [float(y.min()) - 2, float(y.max()) + 2]
     axes.plot(ends, ends, color="#9a9a9a", linewidth=0.8)
-    axes.set(xlabel="true price, 1000 $", ylabel="predicted", title=f"{result.method}: test rows of the first split")
+    title = f"{LABELS[result.method]}: test rows of the first split"
+    axes.set(xlabel="true price, 1000 $", ylabel="predicted", title=title)
     axes.legend(frameon=False, loc="upper left")
     return [curves, _save(figure, folder / "predictions.png")]
 

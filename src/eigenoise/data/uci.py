@@ -42,6 +42,7 @@ SETS = {
         Info("year", "", 515345, 90, 1, hidden=100, batch_size=500),
     )
 }
+YEAR_FILE, YEAR_SAMPLE = "YearPredictionMSD.txt", "year_sample.npz"
 YEAR_TRAIN = 463715  # rows of the official training part; no producer is in both parts
 
 
@@ -56,6 +57,18 @@ def info(name: str) -> Info:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no UCI set {name!r}{hint} The sets are {', '.join(SETS)}")
     return SETS[name]
+
+
+def presence(name: str, folder: str | os.PathLike | None = None) -> str:
+    """Whether a set is in the cache: "yes", "no", "a sample" of Year, or "with mlxtend", where Boston is bundled."""
+    cache, about = cache_folder(folder), info(name)
+    if name == "year":
+        if (cache / YEAR_FILE).is_file():
+            return "yes"
+        return "a sample" if (cache / YEAR_SAMPLE).is_file() else "no"
+    if (cache / "uci" / about.folder / "data" / "data.txt").is_file():
+        return "yes"
+    return "with mlxtend" if name == "boston" else "no"
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Table:
@@ -119,7 +132,7 @@ def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:
         DataFileError: if neither is there.
     """
     cache = cache_folder(folder)
-    full, sample = cache / "YearPredictionMSD.txt", cache / "year_sample.npz"
+    full, sample = cache / YEAR_FILE, cache / YEAR_SAMPLE
     if full.is_file():
         values = _parse(full, delimiter=",")
         rows = np.arange(len(values))

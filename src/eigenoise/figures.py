@@ -1,0 +1,137 @@
+"""Pictures of the regression study, drawn from result files alone; each is written as PNG and as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Results = Mapping[str, Mapping[str, Mapping[str, Any]]]  # set, method: one run's result
+LABELS = {"bbb": "BBB", "noisy-adam": "noisy Adam", "noisy-kfac": "noisy K-FAC", "noisy-ekfac": "noisy EK-FAC"}
+COLORS = {"bbb": "#9a9a9a", "noisy-adam": "#e0a030", "noisy-kfac": "#3b82c4", "noisy-ekfac": "#c0392b"}
+
+
+def training_curves(table: Results, stem: Path) -> list[Path]:
+    """Training ELBO per example over epochs, a panel for each set (Figure 3)."""
+    figure, panels = _panels(len(table), width=3.2, height=2.6)
+    for panel, (name, runs) in zip(panels, table.items(), strict=True):
+        for method, run in runs.items():
+            panel.plot(
+                range(1, len(run["curve"]) + 1), run["curve"], color=COLORS[method], label=LABELS[method], lw=1.2
+            )
+        last = [run["curve"][-1] for run in runs.values()]
+        top = max(max(run["curve"]) for run in runs.values())
+        panel.set(title=name, xscale="log", ylim=(min(last) - 1.5, top + 0.15))
+    _label(figure, panels, "epoch", "training ELBO per example")
+    return _save(figure, stem)
+
+
+def calibration(table: Results, stem: Path) -> list[Path]:
+    """How many test targets fall into the central interval of each probability, a panel for each set."""
+    figure, panels = _panels(len(table), width=2.6, height=2.6)
+    for panel, (name, runs) in zip(panels, table.items(), strict=True):
+        panel.plot([0, 1], [0, 1], color="#cccccc", lw=0.8)
+        for method, run in runs.items():
+            levels = sorted(float(level) for level in run["coverage"])
+            observed = [float(np.mean(run["coverage"][str(level)])) for level in levels]
+            panel.plot(levels, observed, color=COLORS[method], label=LABELS[method], lw=1.2)
+        panel.set(title=name, xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    _label(figure, panels, "probability of the interval", "test targets in it")
+    return _save(figure, stem)
+
+
+def covariance_cartoon(planes: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """Two-standard-deviation ellipses of FFG, MVG and EMVG beside the full Gaussian, in planes of weights (Figure 1).
+
+    Args:
+        planes: each with the names of its two ``weights`` and a ``covariance``, 2×2, for each posterior.
+        stem: path without suffix.
+    """
+    colors = {
+        "full": "#444444",
+        "FFG": COLORS["noisy-adam"],
+        "MVG": COLORS["noisy-kfac"],
+        "EMVG": COLORS["noisy-ekfac"],
+    }
+    figure, panels = _panels(len(planes), width=3.2, height=3.2)
+    angle = np.linspace(0, 2 * math.pi, 200)
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    for panel, plane in zip(panels, planes, strict=True):
+        for name, covariance in plane["covariance"].items():
+            values, vectors = np.linalg.eigh(np.asarray(covariance))
+            x, y = 2 * vectors @ (np.sqrt(values)[:, None] * circle)
+            style = {"color": colors[name], "label": name}
+            if name == "full":
+                panel.fill(x, y, alpha=0.18, lw=0, **style)
+            else:
+                panel.plot(x, y, lw=1.6, **style)
+        panel.set(xlabel=plane["weights"][0], ylabel=plane["weights"][1])
+    _label(figure, panels)
+    return _save(figure, stem)
+
+
+def scaling(layer: Mapping[str, Any], stem: Path) -> list[Path]:
+    """The spectrum in the Kronecker basis: K-FAC's outer product against EK-FAC's own numbers (Figure 2).
+
+    Args:
+        layer: ``kfac`` and ``ekfac``, both p×n, and the layer's ``name``.
+        stem: path without suffix.
+    """
+    from matplotlib.colors import LogNorm
+
+    kfac, ekfac = (np.asarray(layer[key])[::-1, ::-1] for key in ("kfac", "ekfac"))
+    p, n = kfac.shape
+    floor = float(np.quantile(np.concatenate([kfac.ravel(), ekfac.ravel()]), 0.05))
+    floor = max(floor, 1e-12)
+    norm = LogNorm(floor, max(kfac.max(), ekfac.max()))
+    figure, panels = _panels(2, width=3.6, height=3.6)
+    titles = (f"K-FAC: {p + n} numbers", f"EK-FAC: {p * n} numbers")
+    for panel, matrix, title in zip(panels, (kfac, ekfac), titles, strict=True):
+        image = panel.imshow(np.maximum(matrix, floor), norm=norm, aspect="auto", cmap="magma")
+        panel.set(title=title, xlabel="input direction")
+    panels[0].set_ylabel("output direction")
+    figure.colorbar(image, ax=panels, label="second moment of the gradient", shrink=0.85)
+    return _save(figure, stem, tight=False)
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(count, 3 if count <= 9 else 4)
+    rows = -(-count // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(width * columns, height * rows + 0.4), squeeze=False)
+    panels = list(axes.flat)
+    for panel in panels[count:]:
+        panel.set_visible(False)
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=8)
+        panel.title.set_fontsize(10)
+    return figure, panels[:count]
+
+
+def _label(figure: Any, panels: Sequence[Any], x: str = "", y: str = "") -> None:
+    figure.supxlabel(x, fontsize=9)
+    figure.supylabel(y, fontsize=9)
+    known = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    figure.legend(known.values(), known.keys(), frameon=False, ncols=4, loc="upper center", fontsize=9)
+
+
+def _save(figure: Any, stem: Path, tight: bool = True) -> list[Path]:
+    from matplotlib import pyplot
+
+    if tight:
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    for path in paths:
+        # Without a date and with fixed names inside, the same results give the same file.
+        with pyplot.rc_context({"svg.hashsalt": stem.name}):
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
+    pyplot.close(figure)
+    return paths
