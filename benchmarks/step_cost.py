@@ -1,8 +1,9 @@
 """What one step costs, as a ratio to SGD with momentum on the same model in the same run.
 
 MLP 13-50-1, batch 10, one thread: one model with one weight sample a step, and ten models at once as the regression
-study trains them, for which the cost is that of one of the ten. Methods take turns, a full amortisation cycle at a time, so that a
-noisy machine slows all alike; CPU time is counted, and the median over rounds is shown with its quartiles.
+study trains them, for which the cost is that of one of the ten. Methods take turns, a full amortisation cycle at a
+time, so that a noisy machine slows all alike; CPU time is counted, and the median over rounds is shown with its
+quartiles.
 
     python benchmarks/step_cost.py [--rounds 30] [--json FILE]
 """

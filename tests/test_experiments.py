@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from eigenoise import atomic, experiments
 from eigenoise.cli import app
+from eigenoise.data import uci
 from eigenoise.experiments import Run, finished, run_uci
 from eigenoise.presets import METHODS, PRESETS
 from eigenoise.published import PAPER_TABLE
@@ -172,6 +174,26 @@ def test_the_uci_command_refuses_with_2(tmp_path, arguments, message):
     assert message in result.stderr
 
 
+def test_a_folder_that_cannot_be_written_is_found_out_first(no_cache, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(experiments, "run_uci", lambda *a: pytest.fail("nothing may run"))
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        result = CliRunner().invoke(app, ["uci", "boston", "--preset", "paper", "--out", str(out)])
+        assert result.exit_code == 2
+        assert "cannot be written to" in result.stderr
+    monkeypatch.setattr("tempfile.mkstemp", lambda **k: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    with pytest.raises(OSError, match=r"cannot be written to \(Permission denied\); choose another folder"):
+        atomic.folder(tmp_path / "new")
+
+
+def test_bad_settings_of_a_later_run_stop_the_first(no_cache, tmp_path):
+    arguments = ["uci", "boston", "protein", "--splits", "6", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "protein has 5 canonical splits, but 6 were asked for" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_data_commands(tmp_path, monkeypatch):
     monkeypatch.setenv("EIGENOISE_DATA", str(tmp_path))
 
@@ -182,6 +204,15 @@ def test_the_data_commands(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, ["data", "path"]).stdout.strip() == str(tmp_path)
     listed = CliRunner().invoke(app, ["data", "list"])
     assert "with mlxtend" in listed.stdout
+    assert uci.presence("boston") == "with mlxtend"
+    assert uci.presence("yacht") == uci.presence("year") == "no"
+    (tmp_path / "year_sample.npz").touch()
+    assert uci.presence("year") == "a sample"
+    (tmp_path / "uci" / "yacht" / "data").mkdir(parents=True)
+    (tmp_path / "uci" / "yacht" / "data" / "data.txt").touch()
+    assert uci.presence("yacht") == "yes"
+    shutil.rmtree(tmp_path / "uci")
+    (tmp_path / "year_sample.npz").unlink()
     assert "515,345" in listed.stdout
     failed = CliRunner().invoke(app, ["data", "fetch", "yacht"])
     assert failed.exit_code == 2

@@ -74,6 +74,19 @@ def test_at_once_is_one_by_one(data, method, fisher):
 
 
 @pytest.mark.parametrize("method", NOISY)
+def test_mirrored_at_once_is_one_by_one(data, method):
+    slow, fast = build(method, parallel=False), build(method, parallel=True, antithetic=True)
+    for _ in range(5):
+        half = [0.1 * torch.randn(K // 2, *slot.layer.shape) for slot in slow.slots]
+        one_by_one(slow, [torch.cat([noise, -noise]) for noise in half], *data)
+        at_once(fast, half, *data)
+    for ours, theirs in zip(fast.model.parameters(), slow.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, **TOL)
+    torch.testing.assert_close(fast.kl(), slow.kl(), **TOL)
+    torch.testing.assert_close(fast.likelihood.tau, slow.likelihood.tau, **TOL)
+
+
+@pytest.mark.parametrize("method", NOISY)
 def test_samples_have_the_posterior_covariance(data, method):
     opt = build(method, parallel=True, antithetic=False)
     for _ in range(4):
@@ -96,7 +109,7 @@ def test_antithetic_halves_mirror_each_other(data):
     with opt.sampled_params():
         opt.zero_grad()
         opt.likelihood.nll(opt.model(data[0]), data[1]).backward()
-        first, second = opt.slots[0].sample.chunk(2)
+        first, second = opt.blocks.swap.samples[0].chunk(2)
         torch.testing.assert_close(first + second, 2 * opt.slots[0].mean.expand_as(first), **TOL)
 
 

@@ -130,6 +130,16 @@ def test_the_noise_is_the_root_mean_variance() -> None:
     close(q.weights_stddev, torch.as_tensor(q.loc.numpy().std(0)))
 
 
+def test_scaled_noise_leaves_the_weights_share_as_it_is() -> None:
+    mixture = GaussianMixture(torch.randn(5, 4, 2), torch.rand(5, 1, 1) + 0.1)
+    wider = mixture.with_noise_scaled(1.5)
+    torch.testing.assert_close(wider.noise_stddev, 1.5 * mixture.noise_stddev)
+    torch.testing.assert_close(wider.weights_stddev, mixture.weights_stddev)
+    torch.testing.assert_close(wider.mean, mixture.mean)
+    with pytest.raises(ValueError, match="factor must be"):
+        mixture.with_noise_scaled(0.0)
+
+
 def test_a_scale_for_each_sample_broadcasts() -> None:
     loc, scale, y = randn(K, 2, B, D), randn(K, 2, 1, 1, seed=1).exp(), target(GaussianMixture, 2, B)
     q, wide = GaussianMixture(loc, scale), GaussianMixture(loc, scale.expand(loc.shape).clone())

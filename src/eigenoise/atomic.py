@@ -10,6 +10,23 @@ from pathlib import Path
 from typing import Any
 
 
+def folder(path: str | os.PathLike) -> Path:
+    """A folder that exists, made if need be, and that can be written to: found out before work is done, not after.
+
+    Raises:
+        OSError: if it cannot, saying where to write instead.
+    """
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle, probe = tempfile.mkstemp(dir=path, prefix=".probe.")
+        os.close(handle)
+        os.unlink(probe)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written to ({error.strerror}); choose another folder with --out") from error
+    return path
+
+
 def write(path: str | os.PathLike, fill: Callable[[str], None]) -> None:
     """Let ``fill`` write a temporary file beside ``path``, then put it in its place; an old file stays until then."""
     path = Path(path)

@@ -110,13 +110,13 @@ class BayesByBackprop(VariationalOptimizer):
         self._handles = []
         if not trained:
             return
-        if self.parallel is None:
-            gradients = iter(self._caught)
+        swap = self.blocks.swap
+        if isinstance(swap, SideBySide):
+            gradients, samples = iter(swap.gradients), swap.samples
         else:
-            assert isinstance(self.blocks.swap, SideBySide)
-            gradients = iter(self.blocks.swap.gradients)
-        for slot in self.slots:
-            by_std = slot.sample - slot.mean  # σ·ε; the division by σ waits until the step
+            gradients, samples = iter(self._caught), [slot.sample for slot in self.slots]
+        for slot, sample in zip(self.slots, samples, strict=True):
+            by_std = sample - slot.mean  # σ·ε; the division by σ waits until the step
             for view in slot.layer.views(by_std):
                 own = next(gradients)
                 view.mul_(own if own is not None else 0.0)

@@ -29,7 +29,7 @@ class Blocks:
 
     def __init__(self, slots: Sequence[Slot], antithetic: bool, parallel: int | None = None):
         self.slots, self.antithetic, self.parallel = slots, antithetic, parallel
-        self.swap: Swap = InPlace(slots) if parallel is None else SideBySide(slots, parallel)
+        self.swap: Swap = InPlace(slots) if parallel is None else SideBySide(slots, parallel, antithetic)
         self.inside = self.trained = False
         self.count = 0
         self.drawn: list[Tensor] = [slot.empty() for slot in slots]
@@ -45,7 +45,7 @@ class Blocks:
             draw: fills every slot's ``sample`` from its ``mean``.
             begin: called when the sample is in the model.
             end: called when the mean is back, with whether the block trained.
-            mirror: whether this sample may be the mirror image of the last.
+            mirror: whether this sample may be the mirror image of the last block's.
 
         Raises:
             RuntimeError: if a block is running.
@@ -60,10 +60,6 @@ class Blocks:
                     torch.sub(2 * slot.mean, sample, out=slot.sample)
             else:
                 draw()
-                if self.antithetic and self.parallel is not None and mirror:
-                    for slot in self.slots:
-                        half = self.parallel // 2
-                        torch.sub(2 * slot.mean, slot.sample[:half], out=slot.sample[half:])
         self.inside, self.trained = True, False
         try:
             with torch.no_grad():
@@ -77,7 +73,7 @@ class Blocks:
                 end(self.trained)
         if self.trained:
             add = torch._foreach_add_ if self.count else torch._foreach_copy_
-            samples = [slot.sample if self.parallel is None else slot.sample.mean(0) for slot in self.slots]
+            samples = self.swap.mean_samples()
             add(self.drawn, samples)
             self.count += 1
             wait = self.antithetic and self.parallel is None and last is None

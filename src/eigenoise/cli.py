@@ -56,7 +56,7 @@ def demo(
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eigenoise import data
+    from eigenoise import atomic, data
     from eigenoise.demo import Settings, draw, run
     from eigenoise.figures import LABELS
     from eigenoise.presets import METHODS
@@ -65,7 +65,7 @@ def demo(
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     settings = Settings(epochs=epochs, splits=splits)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        atomic.folder(out)
         table = data.boston()
     except (OSError, ImportError) as error:
         typer.echo(f"eigenoise demo: {error}", err=True)
@@ -106,7 +106,7 @@ def uci(
     import torch
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from eigenoise import checks, report
+    from eigenoise import atomic, checks, report
     from eigenoise.data import uci as uci_data
     from eigenoise.experiments import Run, run_uci
     from eigenoise.presets import METHODS, PRESETS
@@ -118,7 +118,9 @@ def uci(
         methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
         runs = [Run(name, m, settings, splits, epochs) for name in names for m in methods]
-        out.mkdir(parents=True, exist_ok=True)
+        for run in runs:
+            run.settings()  # whatever is wrong with any of them is said before the first begins
+        atomic.folder(out)
         columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
         results = []
         with Progress(*columns, TimeRemainingColumn(), console=console) as progress:

@@ -61,6 +61,10 @@ class Swap(ABC):
         """Samples into the model."""
 
     @abstractmethod
+    def mean_samples(self) -> list[Tensor]:
+        """For each slot the mean of the samples that ``write`` put into the model, like ``slot.mean``."""
+
+    @abstractmethod
     def restore(self) -> None:
         """Means back into the parameters, bit for bit."""
 
@@ -105,6 +109,10 @@ class InPlace(Swap):
         """Samples into the parameters."""
         torch._foreach_copy_(self.params, self._sample)
 
+    def mean_samples(self) -> list[Tensor]:
+        """The sample itself."""
+        return [slot.sample for slot in self.slots]
+
     def restore(self) -> None:
         """Means back into the parameters."""
         torch._foreach_copy_(self.params, self._mean)
@@ -117,15 +125,19 @@ class SideBySide(Swap):
     Args:
         slots: all of ``StackedLinear`` layers.
         samples: k.
+        antithetic: only half of them are drawn, the others are their mirror images.
 
     Attributes:
+        samples: what is in the model during a block, ``(k, s, p, n)`` for each slot.
         gradients: each sample's own, ``(k, ...)`` for each parameter, of the last block.
 
     Raises:
         ValueError: if a slot is another layer's.
     """
 
-    def __init__(self, slots: Sequence[Slot], samples: int):
+    def __init__(self, slots: Sequence[Slot], samples: int, antithetic: bool):
+        self.antithetic = antithetic
+        self._drawn = samples // 2 if antithetic else samples
         for slot in slots:
             if not isinstance(slot.layer, StackedLinearLayer):
                 raise ValueError(
@@ -133,8 +145,9 @@ class SideBySide(Swap):
                 )
             slot.layer.lead = (samples, *slot.layer.lead)
             s, p, n = slot.layer.shape
-            slot.sample = slot.sample.new_zeros(s, p, samples, n).movedim(-2, 0)  # so that rotations need no copy
+            slot.sample = slot.mean.new_zeros(s, p, self._drawn, n).movedim(-2, 0)  # so that rotations need no copy
         self.slots = list(slots)
+        self.samples = [slot.mean.new_zeros(samples, *slot.mean.shape) for slot in slots]
         self.params = [p for slot in slots for p in slot.layer.params]
         self._means = InPlace(slots)
         self.gradients: list[Tensor | None] = []
@@ -145,9 +158,16 @@ class SideBySide(Swap):
 
     def write(self) -> None:
         """Samples beside the parameters, each a leaf with a gradient of its own."""
-        for slot in self.slots:
-            leaves = [view.detach().requires_grad_() for view in slot.layer.views(slot.sample)]
+        for slot, samples in zip(self.slots, self.samples, strict=True):
+            samples[: self._drawn].copy_(slot.sample)
+            if self.antithetic:
+                torch.sub(2 * slot.mean, slot.sample, out=samples[self._drawn :])
+            leaves = [view.detach().requires_grad_() for view in slot.layer.views(samples)]
             slot.layer.module.sample = tuple(leaves)  # type: ignore[union-attr]
+
+    def mean_samples(self) -> list[Tensor]:
+        """The mean over k; mirror images leave the mean itself."""
+        return [slot.mean if self.antithetic else slot.sample.mean(0) for slot in self.slots]
 
     def restore(self) -> None:
         """Take the samples away, add their gradients to the parameters', and write the means."""
