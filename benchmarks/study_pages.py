@@ -45,7 +45,7 @@ def main() -> None:
     images = DOCS / "images"
     for preset in ("best", "elbo"):
         table = report.by_set(results(preset))
-        figures.training_curves(table, images / f"elbo-{preset}")
+        figures.training_curves(table, images / f"curves-{preset}")
         figures.calibration(table, images / f"calibration-{preset}")
     covariances = json.loads((RESULTS / "covariances.json").read_text())
     figures.covariance_cartoon(covariances["planes"], images / "posteriors")

@@ -155,7 +155,7 @@ def test_the_uci_command_shows_the_papers_numbers(no_cache, tmp_path):
     assert len(list((tmp_path / "new").glob("*.json"))) == 2
     tables = (tmp_path / "new" / "tables-paper.md").read_text()
     assert "| set | BBB | noisy Adam |" in tables
-    for name in ("elbo-paper", "calibration-paper"):
+    for name in ("curves-paper", "calibration-paper"):
         assert (tmp_path / "new" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (tmp_path / "new" / f"{name}.svg").read_text()
 

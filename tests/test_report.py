@@ -88,8 +88,8 @@ def test_the_same_results_give_the_same_files(tmp_path):
         paths = report.write(both(), folder)
         assert [path.name for path in paths] == [
             "tables-paper.md",
-            "elbo-paper.png",
-            "elbo-paper.svg",
+            "curves-paper.png",
+            "curves-paper.svg",
             "calibration-paper.png",
             "calibration-paper.svg",
         ]

@@ -25,7 +25,7 @@ def _console() -> Console:
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=110)
+    return console if console.is_terminal else Console(width=140)
 
 
 def _version(wanted: bool) -> None:

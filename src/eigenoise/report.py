@@ -64,7 +64,7 @@ def write(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
     table, preset = by_set(results), results[0]["settings"]["preset"]
     path = out / f"tables-{preset}.md"
     atomic.write_text(path, markdown(results))
-    curves = figures.training_curves(table, out / f"elbo-{preset}")
+    curves = figures.training_curves(table, out / f"curves-{preset}")
     return [path, *curves, *figures.calibration(table, out / f"calibration-{preset}")]
 
 
@@ -76,7 +76,7 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 def mean_and_error(values: Sequence[float], sign: bool = False) -> str:
     """Mean ± standard error over splits, with as many digits as the numbers need."""
     mean = float(np.mean(values))
-    digits = 3 if abs(mean) >= 0.01 or sign else 5
+    digits = 3 if max(map(abs, values)) >= 0.01 else 5
     shown = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
     if len(values) < 2:
         return shown
