@@ -94,7 +94,7 @@ def scaling(layer: Mapping[str, Any], stem: Path) -> list[Path]:
         panel.set(title=title, xlabel="input direction")
     panels[0].set_ylabel("output direction")
     figure.colorbar(image, ax=panels, label="second moment of the gradient", shrink=0.85)
-    return _save(figure, stem, tight=False)
+    return _save(figure, stem)
 
 
 def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
@@ -117,17 +117,19 @@ def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
 
 
 def _label(figure: Any, panels: Sequence[Any], x: str = "", y: str = "") -> None:
+    """Names of the axes, one legend for all panels, and room for both."""
     figure.supxlabel(x, fontsize=9)
     figure.supylabel(y, fontsize=9)
     known = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    figure.legend(known.values(), known.keys(), frameon=False, ncols=4, loc="upper center", fontsize=9)
+    columns = max(1, min(len(known), int(figure.get_figwidth() / 1.4)))
+    figure.legend(known.values(), known.keys(), frameon=False, ncols=columns, loc="upper center", fontsize=9)
+    rows = -(-len(known) // columns)
+    figure.tight_layout(rect=(0, 0, 1, 1 - (0.15 + 0.2 * rows) / figure.get_figheight()))
 
 
-def _save(figure: Any, stem: Path, tight: bool = True) -> list[Path]:
+def _save(figure: Any, stem: Path) -> list[Path]:
     from matplotlib import pyplot
 
-    if tight:
-        figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     for path in paths:
         # Without a date and with fixed names inside, the same results give the same file.
