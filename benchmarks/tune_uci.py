@@ -6,6 +6,7 @@ standard deviation that suits the held-out rows best is noted as well. Test rows
 written as they come, and what is there already is not run again.
 
     python benchmarks/tune_uci.py [SETS...] [--method noisy-ekfac,...]
+    python benchmarks/tune_uci.py --show   # the choice, as presets.py has it
 """
 
 from __future__ import annotations
@@ -84,11 +85,27 @@ def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_
     }
 
 
+def chosen(name: str, method: str) -> dict | None:
+    """The candidate with the highest log-likelihood of held-out rows, and its factor on the noise."""
+    path = OUT / f"{name}-{method}.json"
+    if not path.exists():
+        return None
+    entries = [entry for entry in json.loads(path.read_text())["candidates"] if "failed" not in entry]
+    best = max(entries, key=lambda entry: np.mean(entry["ll_scaled"]))
+    return {**best["choice"], "noise_scale": best["noise_scale"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", default=list(uci.SETS))
     parser.add_argument("--method", default=",".join(METHODS))
+    parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
+    if args.show:
+        for name in args.sets:
+            found = {method: chosen(name, method) for method in args.method.split(",")}
+            print(f"{name!r}: { ({method: choice for method, choice in found.items() if choice}) },")
+        return
     torch.set_num_threads(1)
     OUT.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description:60}"), BarColumn(), TimeRemainingColumn())

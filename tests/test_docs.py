@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from eigenoise.data import uci
+from eigenoise.experiments import Run, finished
+from eigenoise.presets import METHODS, PRESETS, best_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -98,3 +102,31 @@ def test_notation_knows_every_hyperparameter():
     for name in ("lr", "kl_weight", "prior_var", "num_data", "damping", "ema_factors", "ema_scale"):
         assert name in opt.param_groups[0]
         assert f"`{name}`" in text
+
+
+def benchmark(name):
+    """A script of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_results_page_is_what_the_result_files_say():
+    assert (ROOT / "docs" / "results.md").read_text() == benchmark("study_pages").page()
+
+
+def test_committed_results_are_of_the_present_settings():
+    """Whoever changes a preset must run the study again."""
+    folder = ROOT / "benchmarks" / "results" / "uci"
+    for path in sorted(folder.glob("*.json")):
+        name, method, preset = re.fullmatch(r"(\w+)-(.+)-(\w+)", path.stem).groups()
+        assert finished(Run(name, method, PRESETS[preset]), folder) is not None
+
+
+def test_the_best_preset_is_what_tuning_chose():
+    tune = benchmark("tune_uci")
+    for name in uci.SETS:
+        for method in METHODS:
+            recipe = best_recipe(name, method, **tune.chosen(name, method))
+            assert recipe == PRESETS["best"].recipe(name, method)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from eigenoise import atomic, experiments
+from eigenoise import atomic, checks, experiments
 from eigenoise.cli import app
 from eigenoise.data import uci
 from eigenoise.experiments import Run, finished, run_uci
@@ -184,6 +184,24 @@ def test_a_folder_that_cannot_be_written_is_found_out_first(no_cache, tmp_path, 
     monkeypatch.setattr("tempfile.mkstemp", lambda **k: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     with pytest.raises(OSError, match=r"cannot be written to \(Permission denied\); choose another folder"):
         atomic.folder(tmp_path / "new")
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(no_cache, tmp_path, monkeypatch):
+    real = experiments.run_uci
+
+    def diverge(run, *rest):
+        if run.method == "bbb":
+            raise checks.NotFiniteError("the loss is NaN")
+        return real(run, *rest)
+
+    monkeypatch.setattr(experiments, "run_uci", diverge)
+    arguments = ["uci", "boston", "--method", "bbb,noisy-adam", "--splits", "2", "--epochs", "1", "--preset", "paper"]
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "boston-bbb-paper diverged: the loss is NaN" in result.stderr
+    assert "noisy Adam" in result.stdout
+    alone = CliRunner().invoke(app, ["uci", "boston", "--method", "bbb", "--preset", "paper", "--out", str(tmp_path)])
+    assert alone.exit_code == 1
 
 
 def test_bad_settings_of_a_later_run_stop_the_first(no_cache, tmp_path):

@@ -122,7 +122,7 @@ def uci(
             run.settings()  # whatever is wrong with any of them is said before the first begins
         atomic.folder(out)
         columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
-        results = []
+        results, failed = [], 0
         with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
             for run in runs:
                 task = progress.add_task(run.name, total=None, elbo="")
@@ -130,7 +130,11 @@ def uci(
                 def advance(epoch: int, total: int, elbo: float, task: TaskID = task) -> None:
                     progress.update(task, completed=epoch, total=total, elbo=f"{elbo:7.3f}")
 
-                results.append(run_uci(run, out, folder, advance))
+                try:
+                    results.append(run_uci(run, out, folder, advance))
+                except checks.NotFiniteError as error:  # the others may yet succeed
+                    typer.echo(f"eigenoise uci: {run.name} diverged: {error}", err=True)
+                    failed += 1
                 progress.remove_task(task)
     except (OSError, ValueError, ImportError) as error:
         typer.echo(f"eigenoise uci: {error}", err=True)
@@ -138,10 +142,13 @@ def uci(
     except KeyboardInterrupt:
         typer.echo("eigenoise uci: stopped; the same command continues from the last checkpoint", err=True)
         raise typer.Exit(130) from None
-    for grid in report.grids(results):
-        console.print(_rich(grid))
-    for path in report.write(results, out):
-        console.print(f"written: {path}")
+    if results:
+        for grid in report.grids(results):
+            console.print(_rich(grid))
+        for path in report.write(results, out):
+            console.print(f"written: {path}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _rich(grid: Grid) -> Table:
