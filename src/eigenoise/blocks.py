@@ -68,7 +68,7 @@ class Blocks:
             yield
         finally:
             with torch.no_grad():
-                self.swap.restore()
+                self.swap.take_out()
                 self.inside = False
                 end(self.trained)
         if self.trained:

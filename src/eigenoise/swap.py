@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenoise.layers import BareParameter, MatrixLayer, StackedLinearLayer
+from eigenoise.models import StackedLinear
 
 
 class Slot:
@@ -65,8 +66,12 @@ class Swap(ABC):
         """For each slot the mean of the samples that ``write`` put into the model, like ``slot.mean``."""
 
     @abstractmethod
+    def take_out(self) -> None:
+        """Samples out of the model: its parameters are the means again, bit for bit."""
+
+    @abstractmethod
     def restore(self) -> None:
-        """Means back into the parameters, bit for bit."""
+        """Means into the parameters, after a step has moved them."""
 
 
 @final
@@ -113,8 +118,12 @@ class InPlace(Swap):
         """The sample itself."""
         return [slot.sample for slot in self.slots]
 
-    def restore(self) -> None:
+    def take_out(self) -> None:
         """Means back into the parameters."""
+        self.restore()
+
+    def restore(self) -> None:
+        """Means into the parameters."""
         torch._foreach_copy_(self.params, self._mean)
 
 
@@ -163,14 +172,14 @@ class SideBySide(Swap):
             if self.antithetic:
                 torch.sub(2 * slot.mean, slot.sample, out=samples[self._drawn :])
             leaves = [view.detach().requires_grad_() for view in slot.layer.views(samples)]
-            slot.layer.module.sample = tuple(leaves)  # type: ignore[union-attr]
+            _show(slot.layer.module, tuple(leaves))  # type: ignore[union-attr]
 
     def mean_samples(self) -> list[Tensor]:
         """The mean over k; mirror images leave the mean itself."""
         return [slot.mean if self.antithetic else slot.sample.mean(0) for slot in self.slots]
 
-    def restore(self) -> None:
-        """Take the samples away, add their gradients to the parameters', and write the means."""
+    def take_out(self) -> None:
+        """Take the samples away and add their gradients to the parameters', which held the means all the time."""
         self.gradients = []
         for slot in self.slots:
             leaves = slot.layer.module.sample or ()  # type: ignore[union-attr]
@@ -179,8 +188,16 @@ class SideBySide(Swap):
                 if leaf.grad is not None:
                     own = leaf.grad.sum(0)
                     param.grad = own if param.grad is None else param.grad + own
-            slot.layer.module.sample = None  # type: ignore[union-attr]
+            _show(slot.layer.module, None)  # type: ignore[union-attr]
+
+    def restore(self) -> None:
+        """Means into the parameters."""
         self._means.restore()
+
+
+def _show(module: StackedLinear, sample: tuple[Tensor, ...] | None) -> None:
+    """Set ``module.sample`` without the search for parameters and buffers that a module makes on every assignment."""
+    object.__setattr__(module, "sample", sample)
 
 
 @contextmanager
