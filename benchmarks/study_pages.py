@@ -23,11 +23,6 @@ SECTIONS = {
 }
 
 
-def results(preset: str) -> list[dict]:
-    """All committed results of a preset."""
-    return [json.loads(path.read_text()) for path in sorted((RESULTS / "uci").glob(f"*-{preset}.json"))]
-
-
 def page() -> str:
     """The tables of all presets, in Markdown."""
     parts = [
@@ -37,14 +32,14 @@ def page() -> str:
         "[the regression study](regression.md).\n",
     ]
     for preset, title in SECTIONS.items():
-        parts += [f"## {title}\n", report.markdown(results(preset))]
+        parts += [f"## {title}\n", report.markdown(report.collect(RESULTS / "uci", preset))]
     return "\n".join(parts)
 
 
 def main() -> None:
     images = DOCS / "images"
     for preset in ("best", "elbo"):
-        table = report.by_set(results(preset))
+        table = report.by_set(report.collect(RESULTS / "uci", preset))
         figures.training_curves(table, images / f"curves-{preset}")
         figures.calibration(table, images / f"calibration-{preset}")
     covariances = json.loads((RESULTS / "covariances.json").read_text())

@@ -12,9 +12,11 @@ written as they come, and what is there already is not run again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +31,20 @@ from eigenoise.trial import Trial
 
 OUT = Path(__file__).parent / "results" / "uci_tuning"
 SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "year": 1}  # 4 of the small sets
-SCALES = tuple(round(0.7 * 1.06**i, 3) for i in range(40))
+SCALES = tuple(round(0.4 * 1.06**i, 3) for i in range(50))
 HELD_OUT = 0.2
 KL_WEIGHTS = (0.25, 0.5, 1.0)
+SMALLER = (0.1,)  # tried where the smallest of those is the best
 
 
-def candidates(method: str) -> list[dict]:
-    """Every method gets the same choice of λ; the Kronecker ones also that between the two forms of damping."""
-    forms = ("exact", "factored") if method in ("noisy-kfac", "noisy-ekfac") else (None,)
-    return [
-        {"kl_weight": kl_weight} | ({} if form is None else {"damping_form": form})
-        for kl_weight in KL_WEIGHTS
-        for form in forms
-    ]
+def candidates(method: str, kl_weights: Sequence[float]) -> list[dict]:
+    """Every method gets the same choice of λ; Kronecker ones also a form of damping, Bayes by Backprop a rate."""
+    further: list[dict] = [{}]
+    if method in ("noisy-kfac", "noisy-ekfac"):
+        further = [{"damping_form": "exact"}, {"damping_form": "factored"}]
+    if method == "bbb":
+        further = [{"lr": 0.01}, {"lr": 0.001}]
+    return [{"kl_weight": kl_weight, **choice} for kl_weight in kl_weights for choice in further]
 
 
 def inner_splits(name: str) -> data.Splits:
@@ -62,7 +65,7 @@ def inner_splits(name: str) -> data.Splits:
 
 
 def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_epoch) -> dict:
-    """Log-likelihood of held-out rows in the table's units, with the noise as fitted and with the best factor on it."""
+    """Log-likelihood of held-out rows in the units of ``splits``, with the noise as fitted and with the best factor."""
     began = time.process_time()
     trial = Trial(recipe, method, splits, hidden=about.hidden, batch_size=about.batch_size)
     try:
@@ -85,14 +88,42 @@ def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_
     }
 
 
-def chosen(name: str, method: str) -> dict | None:
-    """The candidate with the highest log-likelihood of held-out rows, and its factor on the noise."""
+def results(name: str, method: str) -> list[dict]:
+    """The candidates tried so far with the recipes of today."""
     path = OUT / f"{name}-{method}.json"
-    if not path.exists():
-        return None
-    entries = [entry for entry in json.loads(path.read_text())["candidates"] if "failed" not in entry]
-    best = max(entries, key=lambda entry: np.mean(entry["ll_scaled"]))
+    entries = json.loads(path.read_text())["candidates"] if path.exists() else []
+    return [entry for entry in entries if entry["recipe"] == _as_json(best_recipe(name, method, **entry["choice"]))]
+
+
+def missing(entries: Sequence[dict], method: str) -> list[dict]:
+    """Candidates still to be tried."""
+    tried = [entry["choice"] for entry in entries]
+    wanted = candidates(method, KL_WEIGHTS)
+    if all(choice in tried for choice in wanted) and _best(entries)["choice"]["kl_weight"] <= min(KL_WEIGHTS):
+        wanted += candidates(method, SMALLER)
+    return [choice for choice in wanted if choice not in tried]
+
+
+def chosen(name: str, method: str) -> dict:
+    """The candidate with the highest log-likelihood of held-out rows, and its factor on the noise.
+
+    Raises:
+        ValueError: if candidates are still to be tried.
+    """
+    entries = results(name, method)
+    left = missing(entries, method)
+    if left:
+        raise ValueError(f"{name} {method}: not tried yet: {left}")
+    best = _best(entries)
     return {**best["choice"], "noise_scale": best["noise_scale"]}
+
+
+def _best(entries: Sequence[dict]) -> dict:
+    return max((entry for entry in entries if "failed" not in entry), key=lambda entry: np.mean(entry["ll_scaled"]))
+
+
+def _as_json(recipe: Recipe) -> dict:
+    return json.loads(json.dumps(dataclasses.asdict(recipe)))
 
 
 def main() -> None:
@@ -116,24 +147,19 @@ def main() -> None:
 
 
 def _tune(name: str, method: str, progress: Progress) -> None:
-    about, path = uci.info(name), OUT / f"{name}-{method}.json"
-    result = json.loads(path.read_text()) if path.exists() else {"candidates": []}
-    splits = inner_splits(name)
-    done = [entry["choice"] for entry in result["candidates"]]
-    for choice in candidates(method):
-        if choice in done:
-            continue
-        recipe = best_recipe(name, method, **choice)
-        task = progress.add_task(f"{name} {method} {choice}", total=recipe.epochs)
+    about, splits, entries = uci.info(name), inner_splits(name), results(name, method)
+    while left := missing(entries, method):
+        recipe = best_recipe(name, method, **left[0])
+        task = progress.add_task(f"{name} {method} {left[0]}", total=recipe.epochs)
         entry = score(recipe, method, splits, about, lambda task=task: progress.advance(task))
         progress.remove_task(task)
-        result["candidates"].append({"choice": choice, "epochs": recipe.epochs, **entry})
-        result["splits"], result["environment"] = splits.x_train.shape[0], environment()
-        atomic.write_json(path, result)
-        found = np.mean(entry.get("ll_scaled", math.nan))
+        entries.append({"choice": left[0], **entry, "recipe": _as_json(recipe)})
+        content = {"splits": splits.x_train.shape[0], "environment": environment(), "candidates": entries}
+        atomic.write_json(OUT / f"{name}-{method}.json", content)
         progress.console.print(
-            f"{name} {method} {choice}: {found:.3f}, noise × {entry.get('noise_scale')}, "
-            f"as fitted {np.mean(entry.get('ll', math.nan)):.3f}, {entry.get('seconds', 0):.0f} s"
+            f"{name} {method} {left[0]}: {np.mean(entry.get('ll_scaled', math.nan)):.3f}, noise × "
+            f"{entry.get('noise_scale')}, as fitted {np.mean(entry.get('ll', math.nan)):.3f}, "
+            f"{entry.get('seconds', 0):.0f} s"
         )
 
 

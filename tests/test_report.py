@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ from eigenoise.presets import METHODS
 
 def result(method, ll, rmse=(1.0, 2.0, 3.0), elbo=(-1.0, -1.1, -1.2), name="yacht", sample=False):
     return {
-        "settings": {"set": name, "method": method, "preset": "paper"},
+        "settings": {"set": name, "method": method, "preset": "paper", "splits": len(ll), "canonical": False},
         "sample_of_the_set": sample,
         "ll": list(ll),
         "rmse": list(rmse),
@@ -60,6 +62,19 @@ def test_a_missing_run_is_a_dash_and_a_sample_is_marked():
         assert grid.rows[1][1] == "–"
 
 
+def test_runs_of_other_splits_are_not_paired():
+    results = [result("noisy-ekfac", (-1.0, -2.0, -3.0)), result("bbb", (-1.0,)), result("noisy-adam", (-1.0,) * 3)]
+    results[2]["settings"]["canonical"] = True
+    assert report.grids(results)[3].rows == [["yacht", "other splits", "other splits"]]
+
+
+def test_all_that_are_best_are_bold():
+    results = [result("noisy-ekfac", (-1.0, -2.0, -3.0)), result("bbb", (-1.0, -2.0, -3.0))]
+    results.append(result("noisy-adam", (-1.5, -2.0, -3.0)))
+    assert report.grids([*both(), result("noisy-kfac", (-2.0, -3.0, -4.0))])[0].bold == {(0, 2), (0, 3)}
+    assert report.grids(results)[0].bold == {(0, 1), (0, 3)}
+
+
 def test_markdown_has_one_line_a_row_and_bold_cells():
     lines = report.grids(both())[0].markdown().splitlines()
     assert lines[0] == "**Test log-likelihood, mean ± standard error over splits (the paper's in brackets)**"
@@ -75,6 +90,10 @@ def test_markdown_has_one_line_a_row_and_bold_cells():
         ([2.0], False, "2.000"),
         ([2.0], True, "+2.000"),
         ([0.0004, 0.0006], False, "0.00050 ± 0.00010"),  # Naval's errors need more digits
+        ([0.0004], False, "0.00040"),
+        ([0.0101, -0.0099, 0.0002], True, "+0.000 ± 0.006"),
+        ([1.00001, 1.00002], False, "1.000015 ± 0.000005"),
+        ([0.0, 0.0], False, "0.000 ± 0.000"),
     ],
 )
 def test_numbers(values, sign, shown):
@@ -85,7 +104,9 @@ def test_the_same_results_give_the_same_files(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     for folder in (first, second):
         folder.mkdir()
-        paths = report.write(both(), folder)
+        for one in both():
+            (folder / f"yacht-{one['settings']['method']}-paper.json").write_text(json.dumps(one))
+        paths = report.write(folder, "paper")
         assert [path.name for path in paths] == [
             "tables-paper.md",
             "curves-paper.png",
@@ -95,6 +116,8 @@ def test_the_same_results_give_the_same_files(tmp_path):
         ]
     for path in first.iterdir():
         assert path.read_bytes() == (second / path.name).read_bytes()
+    assert len(report.collect(first, "paper")) == 2
+    assert report.collect(first, "best") == []
 
 
 def test_pictures_of_covariances(tmp_path):

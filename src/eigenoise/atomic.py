@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -39,7 +40,8 @@ def write(path: str | os.PathLike, fill: Callable[[str], None]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):  # it may be in its place already
+            os.unlink(temporary)
         raise
 
 

@@ -108,21 +108,23 @@ def uci(
 
     from eigenoise import atomic, checks, report
     from eigenoise.data import uci as uci_data
-    from eigenoise.experiments import Run, run_uci
+    from eigenoise.experiments import Run, finished, run_uci
     from eigenoise.presets import METHODS, PRESETS
 
     console = _console()
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
+    results: list[dict] = []
+    failed = 0
     try:
         settings = PRESETS[checks.choice("--preset", preset, PRESETS)]
         methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
         runs = [Run(name, m, settings, splits, epochs) for name in names for m in methods]
-        for run in runs:
-            run.settings()  # whatever is wrong with any of them is said before the first begins
+        for run in runs:  # whatever is wrong with the settings or old results of any is said before the first begins
+            run.settings()
+            finished(run, out)
         atomic.folder(out)
         columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
-        results, failed = [], 0
         with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
             for run in runs:
                 task = progress.add_task(run.name, total=None, elbo="")
@@ -136,17 +138,19 @@ def uci(
                     typer.echo(f"eigenoise uci: {run.name} diverged: {error}", err=True)
                     failed += 1
                 progress.remove_task(task)
+        if results:
+            for grid in report.grids(results):
+                console.print(_rich(grid))
+            for path in report.write(out, preset):
+                console.print(f"written: {path}")
     except (OSError, ValueError, ImportError) as error:
         typer.echo(f"eigenoise uci: {error}", err=True)
+        for result in results:
+            typer.echo(f"done before: {result['settings']['set']}, {result['settings']['method']}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         typer.echo("eigenoise uci: stopped; the same command continues from the last checkpoint", err=True)
         raise typer.Exit(130) from None
-    if results:
-        for grid in report.grids(results):
-            console.print(_rich(grid))
-        for path in report.write(results, out):
-            console.print(f"written: {path}")
     if failed:
         raise typer.Exit(1)
 
@@ -156,9 +160,10 @@ def _rich(grid: Grid) -> Table:
 
     table = Table(title=grid.title)
     for j, heading in enumerate(grid.header):
-        table.add_column(heading, justify="right" if j else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if j else "left")
     for i, row in enumerate(grid.rows):
-        table.add_row(*(f"[bold]{cell}[/]" if (i, j) in grid.bold else cell for j, cell in enumerate(row)))
+        cells = [cell.replace(" (", "\n(") for cell in row]  # the paper's number below ours: terminals are narrow
+        table.add_row(*(f"[bold]{cell}[/]" if (i, j) in grid.bold else cell for j, cell in enumerate(cells)))
     return table
 
 

@@ -28,6 +28,11 @@ class ElboTerms(NamedTuple):
         return self.log_likelihood - self.kl_weight * self.kl_weights - self.kl_noise
 
     @property
+    def evidence_per_example(self) -> Tensor:
+        """The same with λ = 1, whatever λ is: a bound on log p(D), so that it compares between values of λ."""
+        return self._replace(kl_weight=1.0).per_example
+
+    @property
     def per_example(self) -> Tensor:
         """``value`` for each of the ``num_data`` terms."""
         return self.value / self.num_data

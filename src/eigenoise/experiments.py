@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import time
@@ -140,6 +141,10 @@ def run_uci(
     """
     done = finished(run, out)
     if done is not None:
+        if done["sample_of_the_set"] != (uci.presence(run.set_name, folder) == "a sample"):
+            raise ValueError(
+                f"{out / run.name}.json is of a sample of the set or of all of it, and now the other is here"
+            )
         return done
     settings = run.settings()
     splits, is_sample = _load(run, folder)
@@ -152,20 +157,25 @@ def run_uci(
         seed=run.seed,
     )
     checkpoint = out / f".{run.name}.checkpoint"
-    seconds = _resume(checkpoint, settings, trial)
+    marks = json.dumps({**settings, "sample_of_the_set": is_sample})
+    seconds = _resume(checkpoint, marks, trial)
     last = began = time.monotonic()
     for epoch in trial.passes():
         on_epoch(epoch, settings["epochs"], trial.curve[-1])
         now = time.monotonic()
         if now - last > CHECKPOINT_SECONDS:
-            _save(checkpoint, settings, trial, seconds + now - began)
+            _save(checkpoint, marks, trial, seconds + now - began)
             last = now
     seconds += time.monotonic() - began
+    scores = trial.scores()
+    for name in ("rmse", "ll", "elbo"):
+        if not all(map(math.isfinite, scores[name])):
+            raise checks.NotFiniteError(f"{name} is not finite for every split: {scores[name]}")
     result = {
         "format": FORMAT,
         "settings": settings,
         "sample_of_the_set": is_sample,
-        **trial.scores(),
+        **scores,
         "curve": trial.curve,
         "iterations": trial.optimizer.steps,
         "seconds": seconds,
@@ -181,7 +191,7 @@ def _load(run: Run, folder: str | os.PathLike | None) -> tuple[data.Splits, bool
         return uci.year_splits(folder)
     table = study_table(run.set_name, folder)
     if run.preset.canonical:
-        return data.standardised(table, uci.canonical_rows(run.set_name, run.split_numbers(), folder)), False
+        return uci.canonical_splits(table, run.split_numbers()), False
     return data.split(table, run.split_numbers()), False
 
 
@@ -190,20 +200,23 @@ def study_table(name: str, folder: str | os.PathLike | None = None) -> data.Tabl
     return uci.load_naval_turbine(folder) if name == "naval" else uci.load(name, folder)
 
 
-def _save(path: Path, settings: dict, trial: Trial, seconds: float) -> None:
-    state = {"settings": json.dumps(settings), "trial": trial.state_dict(), "seconds": seconds}
+def _save(path: Path, marks: str, trial: Trial, seconds: float) -> None:
+    state = {"settings": marks, "trial": trial.state_dict(), "seconds": seconds}
     atomic.write(path, lambda temporary: torch.save(state, temporary))
 
 
-def _resume(path: Path, settings: dict, trial: Trial) -> float:
-    """The seconds so far; a checkpoint of other settings is not used."""
+def _resume(path: Path, marks: str, trial: Trial) -> float:
+    """The seconds so far."""
     if not path.exists():
         return 0.0
     try:
         state = torch.load(path, weights_only=True)
-        if state["settings"] != json.dumps(settings):
-            return 0.0
-        trial.load_state_dict(state["trial"])
-        return float(state["seconds"])
+        same = state["settings"] == marks
+        if same:
+            trial.load_state_dict(state["trial"])
+            return float(state["seconds"])
     except Exception as error:
         raise ValueError(f"{path} cannot be read ({error}); delete it to start this run anew") from error
+    raise ValueError(
+        f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from eigenoise import atomic
+
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]  # set, method: one run's result
 LABELS = {"bbb": "BBB", "noisy-adam": "noisy Adam", "noisy-kfac": "noisy K-FAC", "noisy-ekfac": "noisy EK-FAC"}
 COLORS = {"bbb": "#9a9a9a", "noisy-adam": "#e0a030", "noisy-kfac": "#3b82c4", "noisy-ekfac": "#c0392b"}
+
+
+def label(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """A set's name, marked if only a sample of it was used."""
+    return name + (" (sample)" if any(run["sample_of_the_set"] for run in runs.values()) else "")
 
 
 def training_curves(table: Results, stem: Path) -> list[Path]:
@@ -24,7 +32,7 @@ def training_curves(table: Results, stem: Path) -> list[Path]:
             )
         last = [run["curve"][-1] for run in runs.values()]
         top = max(max(run["curve"]) for run in runs.values())
-        panel.set(title=name, xscale="log", ylim=(min(last) - 1.5, top + 0.15))
+        panel.set(title=label(name, runs), xscale="log", ylim=(min(last) - 1.5, top + 0.15))
     _label(figure, panels, "epoch", "training ELBO per example")
     return _save(figure, stem)
 
@@ -38,7 +46,7 @@ def calibration(table: Results, stem: Path) -> list[Path]:
             levels = sorted(float(level) for level in run["coverage"])
             observed = [float(np.mean(run["coverage"][str(level)])) for level in levels]
             panel.plot(levels, observed, color=COLORS[method], label=LABELS[method], lw=1.2)
-        panel.set(title=name, xlim=(0, 1), ylim=(0, 1), aspect="equal")
+        panel.set(title=label(name, runs), xlim=(0, 1), ylim=(0, 1), aspect="equal")
     _label(figure, panels, "probability of the interval", "test targets in it")
     return _save(figure, stem)
 
@@ -120,7 +128,9 @@ def _label(figure: Any, panels: Sequence[Any], x: str = "", y: str = "") -> None
     """Names of the axes, one legend for all panels, and room for both."""
     figure.supxlabel(x, fontsize=9)
     figure.supylabel(y, fontsize=9)
-    known = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    known: dict[str, Any] = {}
+    for panel in panels:
+        known |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
     columns = max(1, min(len(known), int(figure.get_figwidth() / 1.4)))
     figure.legend(known.values(), known.keys(), frameon=False, ncols=columns, loc="upper center", fontsize=9)
     rows = -(-len(known) // columns)
@@ -134,6 +144,8 @@ def _save(figure: Any, stem: Path) -> list[Path]:
     for path in paths:
         # Without a date and with fixed names inside, the same results give the same file.
         with pyplot.rc_context({"svg.hashsalt": stem.name}):
-            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
+            kind = path.suffix[1:]
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
+            atomic.write(path, functools.partial(figure.savefig, dpi=150, format=kind, metadata=metadata))
     pyplot.close(figure)
     return paths

@@ -89,6 +89,10 @@ class _EigenGradient(NaturalGradient):
         **options: Any,
     ):
         structure = functools.partial(Eigen, damping_form=checks.choice("damping_form", damping_form, DAMPINGS))
+        if damping_form != "exact" and options.get("reinit_every") is None:
+            raise ValueError(
+                f"damping_form={damping_form!r} says what R is reset to: give reinit_every as well, for instance 50"
+            )
         every = checks.integer("eig_every", eig_every)
         super().__init__(model, structure, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eigenoise import atomic, figures
-from eigenoise.figures import LABELS, Results
+from eigenoise.figures import LABELS, Results, label
 from eigenoise.presets import METHODS
 from eigenoise.published import PAPER_TABLE
 
@@ -59,9 +61,15 @@ def grids(results: Sequence[Mapping[str, Any]]) -> list[Grid]:
     ]
 
 
-def write(results: Sequence[Mapping[str, Any]], out: Path) -> list[Path]:
-    """Tables in Markdown, training curves and calibration as pictures, named after the results' preset."""
-    table, preset = by_set(results), results[0]["settings"]["preset"]
+def collect(folder: Path, preset: str) -> list[dict[str, Any]]:
+    """All results of a preset in a folder."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{preset}.json"))]
+
+
+def write(out: Path, preset: str) -> list[Path]:
+    """Tables in Markdown, training curves and calibration as pictures, of all the preset's results in ``out``."""
+    results = collect(out, preset)
+    table = by_set(results)
     path = out / f"tables-{preset}.md"
     atomic.write_text(path, markdown(results))
     curves = figures.training_curves(table, out / f"curves-{preset}")
@@ -76,11 +84,11 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 def mean_and_error(values: Sequence[float], sign: bool = False) -> str:
     """Mean ± standard error over splits, with as many digits as the numbers need."""
     mean = float(np.mean(values))
-    digits = 3 if max(map(abs, values)) >= 0.01 else 5
+    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
+    smallest = error or abs(mean)
+    digits = 3 if smallest >= 0.001 or smallest == 0 else min(6, 1 - math.floor(math.log10(smallest)))
     shown = f"{mean:+.{digits}f}" if sign else f"{mean:.{digits}f}"
-    if len(values) < 2:
-        return shown
-    return f"{shown} ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}"
+    return f"{shown} ± {error:.{digits}f}" if len(values) > 1 else shown
 
 
 def _scores(table: Results, key: str, title: str, paper: int | None, best: Any) -> Grid:
@@ -90,12 +98,13 @@ def _scores(table: Results, key: str, title: str, paper: int | None, best: Any) 
         cells = []
         for method in methods:
             cell = mean_and_error(runs[method][key]) if method in runs else "–"
-            if paper is not None and method in runs:
+            if paper is not None and method in runs and not runs[method]["sample_of_the_set"]:
                 cell += f" ({PAPER_TABLE[name][method][paper]:.3f})"
             cells.append(cell)
-        means = {method: float(np.mean(runs[method][key])) for method in methods if method in runs}
-        bold.add((i, 1 + methods.index(best(means, key=means.__getitem__))))
-        rows.append([_set_label(name, runs), *cells])
+        means = [float(np.mean(runs[method][key])) if method in runs else math.nan for method in methods]
+        top = best(mean for mean in means if not math.isnan(mean))
+        bold |= {(i, 1 + j) for j, mean in enumerate(means) if mean == top or cells[j] == cells[means.index(top)]}
+        rows.append([label(name, runs), *cells])
     beside = " (the paper's in brackets)" if paper is not None else ""
     header = ["set", *(LABELS[method] for method in methods)]
     return Grid(f"{title}, mean ± standard error over splits{beside}", header, rows, frozenset(bold))
@@ -107,22 +116,23 @@ def _differences(table: Results, key: str, title: str) -> Grid:
     for name, runs in table.items():
         if REFERENCE not in runs:
             continue
-        base = np.asarray(runs[REFERENCE][key])
-        differences = [
-            mean_and_error((np.asarray(runs[method][key]) - base).tolist(), sign=True) if method in runs else "–"
-            for method in methods
-        ]
-        rows.append([_set_label(name, runs), *differences])
+        rows.append([label(name, runs), *(_difference(runs, method, key) for method in methods)])
     header = ["set", *(f"{LABELS[method]} − {LABELS[REFERENCE]}" for method in methods)]
     return Grid(f"Paired differences in {title}, mean ± standard error over splits", header, rows)
 
 
+def _difference(runs: Mapping[str, Mapping[str, Any]], method: str, key: str) -> str:
+    """Paired by split, where both have the same splits."""
+    if method not in runs:
+        return "–"
+    ours, theirs = runs[REFERENCE], runs[method]
+    if any(ours["settings"][name] != theirs["settings"][name] for name in ("splits", "canonical")):
+        return "other splits"
+    return mean_and_error((np.asarray(theirs[key]) - np.asarray(ours[key])).tolist(), sign=True)
+
+
 def _methods(table: Results) -> list[str]:
     return [method for method in METHODS if any(method in runs for runs in table.values())]
-
-
-def _set_label(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
-    return name + (" (sample)" if any(run["sample_of_the_set"] for run in runs.values()) else "")
 
 
 def _line(cells: Sequence[str]) -> str:

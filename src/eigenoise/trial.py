@@ -39,7 +39,7 @@ class Trial:
         self.model = models.MLP(inputs, [hidden], 2 if recipe.input_noise else 1, stack=stack)
         self.optimizer = METHODS[method](self.model, num_data=rows, likelihood=likelihood, **recipe.optimizer)
         self.order = torch.Generator().manual_seed(seed)
-        self.curve: list[float] = []  # the training ELBO per example after each pass, mean over splits
+        self.curve: list[float] = []  # the training ELBO (with λ = 1) per example after each pass, mean over splits
 
     def passes(self) -> Iterator[int]:
         """Train, from where it was left, yielding the number of each pass when it is done."""
@@ -53,7 +53,7 @@ class Trial:
             start=len(self.curve),
             decay=self.recipe.decay,
         ):
-            self.curve.append(float(self.optimizer.elbo_terms().per_example.mean()))
+            self.curve.append(float(self.optimizer.elbo_terms().evidence_per_example.mean()))
             yield epoch
 
     def predictive(self) -> GaussianMixture:
@@ -63,14 +63,14 @@ class Trial:
         return predicted.with_noise_scaled(self.recipe.noise_scale)
 
     def scores(self) -> dict[str, Any]:
-        """RMSE and log-likelihood in the table's units, ELBO per example, coverage of intervals: a list over splits."""
+        """RMSE and log-likelihood in the table's units, ELBO (with λ = 1) per example, coverage: lists over splits."""
         predicted, y = self.predictive(), self.splits.y_test
         scale = self.splits.y_std.flatten()
         terms = self.optimizer.elbo(self.splits.x_train, self.splits.y_train, samples=ELBO_SAMPLES)
         return {
             "rmse": (metrics.rmse(predicted.mean, y) * scale).tolist(),
             "ll": (metrics.log_likelihood(predicted, y) - scale.log()).tolist(),
-            "elbo": terms.per_example.tolist(),
+            "elbo": terms.evidence_per_example.tolist(),
             "coverage": {str(level): metrics.coverage(predicted, y, level).tolist() for level in LEVELS},
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +55,7 @@ def info(name: str) -> Info:
     """
     if name not in SETS:
         near = difflib.get_close_matches(name.lower(), SETS, 1, 0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"there is no UCI set {name!r}{hint} The sets are {', '.join(SETS)}")
     return SETS[name]
 
@@ -84,7 +85,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Table:
     about = info(name)
     if name == "year":
         raise ValueError("Year has an official split and is read with year_splits()")
-    if name == "boston" and not (cache_folder(folder) / "uci" / about.folder).is_dir():
+    if presence(name, folder) == "with mlxtend":
         return boston()
     values = _numbers(about, "data.txt", folder)
     features = _numbers(about, "index_features.txt", folder).astype(int).ravel()
@@ -98,31 +99,31 @@ def load_naval_turbine(folder: str | os.PathLike | None = None) -> Table:
     return Table("naval", values[:, :-1], values[:, -1])
 
 
-def canonical_rows(name: str, numbers: Sequence[int], folder: str | os.PathLike | None = None) -> list[Rows]:
+def canonical_rows(name: str, numbers: Sequence[int]) -> list[Rows]:
     """Training and test rows of the splits of Hernández-Lobato and Adams (2015), 90 % for training.
+
+    They published index files; the generator that drew them gives the same rows, so nothing need be downloaded.
 
     Raises:
         ValueError: if a number is not one of the set's splits.
-        DataFileError: if a file is missing or damaged.
     """
     about = info(name)
-    rows = []
     for number in numbers:
         if not 0 <= number < about.splits:
             raise ValueError(f"split must be from 0 to {about.splits - 1} for {name}, but {number} came")
-        train, test = (_numbers(about, f"index_{part}_{number}.txt", folder) for part in ("train", "test"))
-        rows.append((train.astype(int).ravel(), test.astype(int).ravel()))
-    return rows
+    generator = np.random.RandomState(1)  # numpy promises that this old generator never changes
+    orders = [generator.permutation(about.rows) for _ in range(about.splits)]
+    end = round(about.rows * 0.9)
+    return [(orders[number][:end], orders[number][end:]) for number in numbers]
 
 
-def canonical_splits(table: Table, numbers: Sequence[int], folder: str | os.PathLike | None = None) -> Splits:
+def canonical_splits(table: Table, numbers: Sequence[int]) -> Splits:
     """The splits that ``canonical_rows`` gives, each standardised by its own training part.
 
     Raises:
         ValueError: if a number is not one of the set's splits.
-        DataFileError: if a file is missing or damaged.
     """
-    return standardised(table, canonical_rows(table.name, numbers, folder))
+    return standardised(table, canonical_rows(table.name, numbers))
 
 
 def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:
@@ -135,6 +136,8 @@ def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:
     full, sample = cache / YEAR_FILE, cache / YEAR_SAMPLE
     if full.is_file():
         values = _parse(full, delimiter=",")
+        if values.shape != (SETS["year"].rows, SETS["year"].inputs + 1):
+            raise DataFileError(f"{full} is not whole: it holds {values.shape} numbers; delete it and fetch it again")
         rows = np.arange(len(values))
         table = Table("year", values[:, 1:], values[:, 0])
         return standardised(table, [(rows[:YEAR_TRAIN], rows[YEAR_TRAIN:])]), False
@@ -144,7 +147,7 @@ def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:
                 x = np.concatenate([file["x_train"], file["x_test"]]).astype(np.float64)
                 y = np.concatenate([file["y_train"], file["y_test"]]).astype(np.float64)
                 train = len(file["y_train"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataFileError(f"{sample} cannot be read: {error}; delete it and fetch again") from error
         rows = np.arange(len(y))
         return standardised(Table("year", x, y), [(rows[:train], rows[train:])]), True

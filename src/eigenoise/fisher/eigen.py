@@ -24,8 +24,8 @@ class Eigen(Fisher):
 
     Args:
         shape: ``(..., p, n)``.
-        damping_form: what ``reinitialise`` sets R to: the K-FAC eigenvalues (``"exact"``), or so that R + γ is what
-            K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
+        damping_form: what ``reinitialise`` sets R to: the K-FAC eigenvalues (``"exact"``), or so that R + γ_in is
+            what K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
         **options: as for ``Fisher``.
     """
 
