@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import math
 import shutil
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from eigenoise import atomic, checks, experiments
+from eigenoise import atomic, checks, data, experiments
 from eigenoise.cli import app
 from eigenoise.data import uci
 from eigenoise.experiments import Run, finished, run_uci
 from eigenoise.presets import METHODS, PRESETS
 from eigenoise.published import PAPER_TABLE
+from eigenoise.trial import Trial
 
 PAPER = PRESETS["paper"]
 
@@ -84,6 +87,69 @@ def test_a_stopped_run_continues_bit_for_bit(no_cache, tmp_path, monkeypatch):
     assert seen == [3, 4]  # two passes were saved
     for name in ("rmse", "ll", "elbo", "curve", "iterations"):
         assert resumed[name] == straight[name]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("input_noise", [False, True])
+def test_a_trial_continues_bit_for_bit(method, input_noise):
+    """With another process's random state, through a file."""
+    recipe = dataclasses.replace(
+        PRESETS["elbo"].recipe("boston", method), epochs=4, noise={}, input_noise=input_noise, test_samples=4
+    )
+
+    def trial():
+        splits = data.split(data.boston(), [1, 2])
+        return Trial(recipe, method, splits, hidden=5, batch_size=50)
+
+    straight, first, second = trial(), trial(), trial()
+    for _ in straight.passes():
+        pass
+    for epoch in first.passes():
+        if epoch == 2:
+            break
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(99)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert list(second.passes()) == [3, 4]
+    assert second.curve == straight.curve
+    assert second.scores() == straight.scores()
+
+
+def test_a_stopped_run_of_other_settings_is_kept(no_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
+
+    def stop(epoch, epochs, elbo):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_uci(boston("bbb", epochs=4), tmp_path, on_epoch=stop)
+    path = tmp_path / ".boston-bbb-paper.checkpoint"
+    kept = path.read_bytes()
+    with pytest.raises(ValueError, match="stopped run of other settings"):
+        run_uci(boston("bbb", epochs=1), tmp_path)
+    assert path.read_bytes() == kept
+
+
+def test_scores_that_are_not_finite_are_no_result(no_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trial, "scores", lambda self: {"rmse": [1.0, 1.0], "ll": [-1.0, -math.inf], "elbo": [0.0, 0.0]})
+    with pytest.raises(checks.NotFiniteError, match="ll is not finite"):
+        run_uci(boston("bbb", epochs=1), tmp_path)
+    assert not (tmp_path / "boston-bbb-paper.json").exists()
+
+
+def test_the_elbo_of_a_colder_posterior_is_that_of_weight_one():
+    splits = data.split(data.boston(), [1])
+    recipe = dataclasses.replace(PAPER.recipe("boston", "bbb"), epochs=1)
+    cold = dataclasses.replace(recipe, optimizer={**recipe.optimizer, "kl_weight": 0.5})
+    trial = Trial(cold, "bbb", splits, hidden=5, batch_size=100)
+    list(trial.passes())
+    terms = trial.optimizer.elbo_terms()
+    expected = (terms.log_likelihood - terms.kl_weights - terms.kl_noise) / terms.num_data
+    assert trial.curve[-1] == pytest.approx(float(expected.mean()))
+    assert float(terms.per_example.mean()) > trial.curve[-1] + 0.01
 
 
 def test_a_damaged_checkpoint_is_named(no_cache, tmp_path):

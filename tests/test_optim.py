@@ -312,6 +312,13 @@ def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
         assert is_kfac == (k % 3 == 0)
 
 
+def test_a_form_of_damping_that_would_do_nothing_is_refused():
+    for method in (en.NoisyEKFAC, en.EKFAC):
+        with pytest.raises(ValueError, match="give reinit_every as well"):
+            build(method, damping_form="factored")
+    assert build(en.NoisyEKFAC, damping_form="factored", reinit_every=50).reinit_every == 50
+
+
 def test_warmup_weighs_the_first_batches_alike(data):
     x, y = data
     opt = build(en.EKFAC, ema_factors=1e-9, ema_scale=1e-9, stats_every=1, lr=0.0)

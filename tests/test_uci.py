@@ -29,9 +29,7 @@ def test_the_registry_knows_every_file_of_every_set():
     registry = files.uci_registry()
     for about in uci.SETS.values():
         if about.folder:
-            names = ["data", "index_features", "index_target", "n_splits"]
-            names += [f"index_{part}_{k}" for part in ("train", "test") for k in range(about.splits)]
-            for name in names:
+            for name in ("data", "index_features", "index_target"):
                 assert len(registry[f"{about.folder}/data/{name}.txt"]) == 64
 
 
@@ -51,6 +49,16 @@ def test_real_sets(name):
     torch.testing.assert_close(
         splits.y_train.std(1, correction=0), torch.ones(2, 1, dtype=torch.float32), rtol=1e-4, atol=0
     )
+
+
+@real_data
+@pytest.mark.parametrize("name", [name for name in uci.SETS if name != "year"])
+def test_canonical_rows_are_the_published_ones(name):
+    about = uci.info(name)
+    folder = Path(REAL) / "uci" / about.folder / "data"
+    for number, (train, test) in enumerate(uci.canonical_rows(name, range(about.splits))):
+        np.testing.assert_array_equal(train, np.loadtxt(folder / f"index_train_{number}.txt"))
+        np.testing.assert_array_equal(test, np.loadtxt(folder / f"index_test_{number}.txt"))
 
 
 @real_data
@@ -100,8 +108,12 @@ def test_a_missing_file_says_where_from_and_where_to(tmp_path, offline):
 def test_year_missing(tmp_path):
     with pytest.raises(DataFileError, match=r"YearPredictionMSD\.txt"):
         uci.year_splits(tmp_path)
-    (tmp_path / "year_sample.npz").write_bytes(b"no archive")
-    with pytest.raises(DataFileError, match="cannot be read"):
+    for content in (b"no archive", b"", b"PK\x03\x04 cut short"):
+        (tmp_path / "year_sample.npz").write_bytes(content)
+        with pytest.raises(DataFileError, match="cannot be read"):
+            uci.year_splits(tmp_path)
+    (tmp_path / "YearPredictionMSD.txt").write_text("2001,1.0,2.0\n")
+    with pytest.raises(DataFileError, match="is not whole"):
         uci.year_splits(tmp_path)
 
 
@@ -111,11 +123,21 @@ def test_the_nearest_name_is_offered(word, near):
         uci.load(word)
 
 
-@real_data
 def test_split_numbers_are_checked():
-    table = uci.load("yacht")
-    with pytest.raises(ValueError, match="split must be from 0 to 19 for yacht, but 20 came"):
-        uci.canonical_splits(table, [20])
+    for number in (-1, 20):
+        with pytest.raises(ValueError, match=f"split must be from 0 to 19 for yacht, but {number} came"):
+            uci.canonical_rows("yacht", [0, number])
+
+
+def test_an_unknown_set_without_a_near_one_is_a_sentence():
+    with pytest.raises(ValueError, match=r"there is no UCI set 'zzz'\. The sets are boston, "):
+        uci.info("zzz")
+
+
+def test_boston_needs_no_download_even_after_a_failed_one(tmp_path, offline):
+    (tmp_path / "uci" / "bostonHousing" / "data").mkdir(parents=True)
+    splits = uci.canonical_splits(uci.load("boston", tmp_path), [0, 19])
+    assert splits.x_train.shape == (2, 455, 13)
 
 
 def test_splits_need_a_split():

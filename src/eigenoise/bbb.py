@@ -50,8 +50,8 @@ class BayesByBackprop(VariationalOptimizer):
         betas: Adam's decay rates.
         eps: Adam's.
         init_std: σ at the start.
-        **common: ``samples``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator`` as for
-            ``VariationalOptimizer``.
+        **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
+            as for ``SamplingOptimizer``.
     """
 
     noise = True

@@ -52,8 +52,8 @@ class NaturalGradient(VariationalOptimizer):
         init: the Fisher starts as this times the identity.
         warmup: let the first statistics replace that start faster than the moving averages would: update k counts at
             least 1/(k + 1).
-        **common: ``samples``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator`` as for
-            ``VariationalOptimizer``.
+        **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
+            as for ``SamplingOptimizer``.
     """
 
     def __init__(

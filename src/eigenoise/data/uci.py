@@ -143,7 +143,7 @@ def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:
         return standardised(table, [(rows[:YEAR_TRAIN], rows[YEAR_TRAIN:])]), False
     if sample.is_file():
         try:
-            with np.load(sample, allow_pickle=False) as file:
+            with sample.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 x = np.concatenate([file["x_train"], file["x_test"]]).astype(np.float64)
                 y = np.concatenate([file["y_train"], file["y_test"]]).astype(np.float64)
                 train = len(file["y_train"])
