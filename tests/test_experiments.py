@@ -10,9 +10,10 @@ import shutil
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
-from eigenoise import atomic, checks, data, experiments
+from eigenoise import atomic, checks, cli, data, experiments, report
 from eigenoise.cli import app
 from eigenoise.data import uci
 from eigenoise.experiments import Run, finished, run_uci
@@ -238,6 +239,22 @@ def test_the_uci_command_refuses_with_2(tmp_path, arguments, message):
     result = CliRunner().invoke(app, ["uci", *arguments, "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_tables_fit_a_narrow_terminal():
+    runs = []
+    for method in METHODS:
+        settings = {"set": "kin8nm", "method": method, "preset": "paper", "splits": 2, "canonical": False}
+        runs.append(
+            {"settings": settings, "sample_of_the_set": False, "ll": [-2.5, -2.6], "rmse": [1.0, 1.1], "elbo": [0, 1]}
+        )
+    console = Console(width=80, file=io.StringIO())
+    for grid in report.grids(runs)[:3]:
+        console.print(cli._rich(grid))
+    text = console.file.getvalue()
+    assert "…" not in text
+    for number in ("kin8nm", "(1.111)", "(1.149)", "-2.550"):
+        assert number in text
 
 
 def test_a_folder_that_cannot_be_written_is_found_out_first(no_cache, tmp_path, monkeypatch):

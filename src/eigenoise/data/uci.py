@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import zipfile
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def presence(name: str, folder: str | os.PathLike | None = None) -> str:
         return "a sample" if (cache / YEAR_SAMPLE).is_file() else "no"
     if (cache / "uci" / about.folder / "data" / "data.txt").is_file():
         return "yes"
-    return "with mlxtend" if name == "boston" else "no"
+    return "with mlxtend" if name == "boston" and importlib.util.find_spec("mlxtend") else "no"
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Table:
@@ -85,7 +86,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Table:
     about = info(name)
     if name == "year":
         raise ValueError("Year has an official split and is read with year_splits()")
-    if presence(name, folder) == "with mlxtend":
+    if name == "boston" and presence(name, folder) != "yes":
         return boston()
     values = _numbers(about, "data.txt", folder)
     features = _numbers(about, "index_features.txt", folder).astype(int).ravel()
