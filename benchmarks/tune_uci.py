@@ -38,13 +38,14 @@ SMALLER = (0.1,)  # tried where the smallest of those is the best
 
 
 def candidates(method: str, kl_weights: Sequence[float]) -> list[dict]:
-    """Every method gets the same choice of λ; Kronecker ones also a form of damping, Bayes by Backprop a rate."""
-    further: list[dict] = [{}]
-    if method in ("noisy-kfac", "noisy-ekfac"):
-        further = [{"damping_form": "exact"}, {"damping_form": "factored"}]
-    if method == "bbb":
-        further = [{"lr": 0.01}, {"lr": 0.001}]
-    return [{"kl_weight": kl_weight, **choice} for kl_weight in kl_weights for choice in further]
+    """Every method gets the same choice of λ, and of two more settings: a form of damping or a learning rate."""
+    further = {
+        "noisy-ekfac": [{"damping_form": "exact"}, {"damping_form": "factored"}],
+        "noisy-kfac": [{"damping_form": "exact"}, {"damping_form": "factored"}],
+        "noisy-adam": [{"lr": 0.01}, {"lr": 0.003}],
+        "bbb": [{"lr": 0.01}, {"lr": 0.001}],
+    }
+    return [{"kl_weight": kl_weight, **choice} for kl_weight in kl_weights for choice in further[method]]
 
 
 def inner_splits(name: str) -> data.Splits:
