@@ -32,16 +32,20 @@ def page() -> str:
         "[the regression study](regression.md).\n",
     ]
     for preset, title in SECTIONS.items():
-        parts += [f"## {title}\n", report.markdown(report.collect(RESULTS / "uci", preset))]
+        results = report.collect(RESULTS / "uci", preset)
+        if results:
+            parts += [f"## {title}\n", report.markdown(results)]
     return "\n".join(parts)
 
 
 def main() -> None:
     images = DOCS / "images"
-    for preset in ("best", "elbo"):
+    for preset in SECTIONS:
         table = report.by_set(report.collect(RESULTS / "uci", preset))
-        figures.training_curves(table, images / f"curves-{preset}")
-        figures.calibration(table, images / f"calibration-{preset}")
+        if table:
+            figures.training_curves(table, images / f"curves-{preset}")
+        if table and preset != "paper":  # some of those results know one level only
+            figures.calibration(table, images / f"calibration-{preset}")
     covariances = json.loads((RESULTS / "covariances.json").read_text())
     figures.covariance_cartoon(covariances["planes"], images / "posteriors")
     figures.scaling(covariances["layer"], images / "scaling")

@@ -67,7 +67,7 @@ _PAPER_NATURAL = {
     "layer_clip": None,
 }
 _PAPER_METHODS: Mapping[str, Mapping[str, Any]] = {
-    "bbb": {**_PAPER_COMMON, "lr": 1e-3},  # the paper does not say; Adam's own default comes nearest to its results
+    "bbb": {**_PAPER_COMMON, "lr": 1e-3},  # the paper does not say: Adam's own default
     "noisy-adam": {**_PAPER_NATURAL, "ema_scale": 0.001},
     "noisy-kfac": {**_PAPER_NATURAL, "inv_every": 5, "damping_form": "factored"},
     "noisy-ekfac": {**_PAPER_NATURAL, "ema_scale": 0.01, "eig_every": 5, "reinit_every": 50},
