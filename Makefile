@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check format bench study docs clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +27,13 @@ format: $(VENV)/.ready  ## put the code into shape
 
 bench: $(VENV)/.ready  ## time a step of every method as a ratio to SGD
 	$(BIN)/python benchmarks/step_cost.py
+
+RESULTS := benchmarks/results/uci
+study: $(VENV)/.ready  ## run the regression study, which takes hours and continues where it was, and redraw its pages
+	$(BIN)/eigenoise uci boston concrete energy wine yacht --preset paper --out $(RESULTS)
+	$(BIN)/eigenoise uci --preset best --out $(RESULTS)
+	$(BIN)/eigenoise uci --preset elbo --out $(RESULTS)
+	$(BIN)/python benchmarks/study_pages.py
 
 docs: $(VENV)/.ready  ## check that the pages in docs/ name only things that exist
 	$(BIN)/python -m pytest tests/test_docs.py
