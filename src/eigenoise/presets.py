@@ -137,13 +137,13 @@ def best_recipe(
 _BEST: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "boston": {
         "bbb": {"kl_weight": 0.1, "lr": 0.001, "noise_scale": 1.21},
-        "noisy-adam": {"kl_weight": 0.1, "lr": 0.01, "noise_scale": 2.045},
+        "noisy-adam": {"kl_weight": 0.1, "lr": 0.003, "noise_scale": 1.717},
         "noisy-kfac": {"kl_weight": 0.25, "damping_form": "exact", "noise_scale": 1.778},
         "noisy-ekfac": {"kl_weight": 0.5, "damping_form": "exact", "noise_scale": 1.329},
     },
     "concrete": {
         "bbb": {"kl_weight": 0.1, "lr": 0.001, "noise_scale": 1.077},
-        "noisy-adam": {"kl_weight": 0.25, "lr": 0.01, "noise_scale": 1.283},
+        "noisy-adam": {"kl_weight": 0.1, "lr": 0.003, "noise_scale": 1.36},
         "noisy-kfac": {"kl_weight": 0.25, "damping_form": "exact", "noise_scale": 1.493},
         "noisy-ekfac": {"kl_weight": 0.25, "damping_form": "exact", "noise_scale": 1.583},
     },
@@ -160,7 +160,7 @@ _BEST: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "noisy-ekfac": {"kl_weight": 0.5, "damping_form": "exact", "noise_scale": 1.053},
     },
     "naval": {
-        "bbb": {"kl_weight": 0.25, "lr": 0.01, "noise_scale": 0.959},
+        "bbb": {"kl_weight": 0.1, "lr": 0.01, "noise_scale": 0.904},
         "noisy-adam": {"kl_weight": 0.1, "lr": 0.01, "noise_scale": 1.0},
         "noisy-kfac": {"kl_weight": 0.1, "damping_form": "exact", "noise_scale": 1.077},
         "noisy-ekfac": {"kl_weight": 0.1, "damping_form": "exact", "noise_scale": 1.016},
@@ -172,26 +172,26 @@ _BEST: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "noisy-ekfac": {"kl_weight": 0.25, "damping_form": "factored", "noise_scale": 0.993},
     },
     "protein": {
-        "bbb": {"kl_weight": 0.25, "lr": 0.01, "noise_scale": 1.016},
+        "bbb": {"kl_weight": 0.1, "lr": 0.01, "noise_scale": 1.016},
         "noisy-adam": {"kl_weight": 0.1, "lr": 0.003, "noise_scale": 1.016},
         "noisy-kfac": {"kl_weight": 0.25, "damping_form": "factored", "noise_scale": 1.077},
         "noisy-ekfac": {"kl_weight": 0.25, "damping_form": "factored", "noise_scale": 1.077},
     },
     "wine": {
         "bbb": {"kl_weight": 1.0, "lr": 0.001, "noise_scale": 0.904},
-        "noisy-adam": {"kl_weight": 1.0, "lr": 0.01, "noise_scale": 0.959},
+        "noisy-adam": {"kl_weight": 1.0, "lr": 0.003, "noise_scale": 0.959},
         "noisy-kfac": {"kl_weight": 0.5, "damping_form": "factored", "noise_scale": 1.053},
         "noisy-ekfac": {"kl_weight": 1.0, "damping_form": "factored", "noise_scale": 0.993},
     },
     "yacht": {
         "bbb": {"kl_weight": 0.1, "lr": 0.001, "noise_scale": 0.4},
-        "noisy-adam": {"kl_weight": 0.5, "lr": 0.01, "noise_scale": 1.142},
+        "noisy-adam": {"kl_weight": 0.1, "lr": 0.003, "noise_scale": 1.929},
         "noisy-kfac": {"kl_weight": 0.25, "damping_form": "factored", "noise_scale": 2.522},
         "noisy-ekfac": {"kl_weight": 0.5, "damping_form": "factored", "noise_scale": 1.885},
     },
     "year": {
-        "bbb": {"kl_weight": 1.0, "lr": 0.01, "noise_scale": 1.0},
-        "noisy-adam": {"kl_weight": 0.25, "lr": 0.01, "noise_scale": 0.959},
+        "bbb": {"kl_weight": 0.5, "lr": 0.01, "noise_scale": 0.759},
+        "noisy-adam": {"kl_weight": 1.0, "lr": 0.01, "noise_scale": 0.805},
         "noisy-kfac": {"kl_weight": 1.0, "damping_form": "exact", "noise_scale": 0.937},
         "noisy-ekfac": {"kl_weight": 1.0, "damping_form": "exact", "noise_scale": 0.937},
     },
