@@ -52,6 +52,13 @@ def _try_eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     return values.clamp_min(0.0), vectors
 
 
+def matmul(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right``; where nothing is to be broadcast, without torch's search for what might be."""
+    if left.ndim == right.ndim == 3 and left.shape[0] == right.shape[0]:
+        return torch.bmm(left, right)
+    return left @ right
+
+
 def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
     """Into the eigenbasis: ``q_outᵀ · matrix · q_in`` ``(..., p, n)``."""
     return _sandwich(q_out.mT, matrix, q_in)
@@ -65,10 +72,12 @@ def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
 def _sandwich(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
     """``left · matrix · right``; one more leading axis of ``matrix`` shares each product instead of repeating it."""
     if left.ndim == 2 or not matrix.shape[1:-2] == left.shape[:-2] == right.shape[:-2]:
-        return left @ (matrix @ right)
+        return matmul(left, matmul(matrix, right))
     k, p = matrix.shape[0], matrix.shape[-2]
-    columns = left @ matrix.movedim(0, -2).flatten(-2)  # (..., p, k·n), without a copy if memory is in that order
-    rows = columns.unflatten(-1, (k, -1)).flatten(-3, -2) @ right  # (..., p·k, n)
+    columns = matmul(
+        left, matrix.movedim(0, -2).flatten(-2)
+    )  # (..., p, k·n), no copy if memory has that order
+    rows = matmul(columns.unflatten(-1, (k, -1)).flatten(-3, -2), right)  # (..., p·k, n)
     return rows.unflatten(-2, (p, k)).movedim(-2, 0)
 
 

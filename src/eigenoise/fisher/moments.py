@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eigenoise.linalg import matmul
+
 CHUNK = 1 << 24  # numbers in the largest temporary: 64 MB in float32
 
 
 def gram(x: Tensor) -> Tensor:
     """Σ x·xᵀ over examples and positions: ``(..., b, t, n)`` gives ``(..., n, n)``."""
     rows = x.flatten(-3, -2)
-    return rows.mT @ rows
+    return matmul(rows.mT, rows)
 
 
 def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: Tensor | None = None) -> Tensor:
@@ -42,7 +44,7 @@ def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: T
         a = _times(a, q_in)
         g = _times(g.flatten(-4, -3), q_out).unflatten(-3, (v, b))
     if t == 1:
-        return g.squeeze(-2).square().sum(-3).mT @ a.squeeze(-2).square()
+        return matmul(g.squeeze(-2).square().sum(-3).mT, a.squeeze(-2).square())
     lead = a.shape[:-3].numel()
     size = max(1, CHUNK // (lead * v * p * n))
     total = torch.zeros(*a.shape[:-3], p, n, dtype=a.dtype, device=a.device)
@@ -56,4 +58,4 @@ def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: T
 
 def _times(x: Tensor, q: Tensor) -> Tensor:
     """``x (..., b, t, n) @ q (..., n, m)`` as one product for each leading index."""
-    return (x.flatten(-3, -2) @ q).unflatten(-2, x.shape[-3:-1])
+    return matmul(x.flatten(-3, -2), q).unflatten(-2, x.shape[-3:-1])

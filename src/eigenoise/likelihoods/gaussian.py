@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Gamma, kl_divergence
+from torch.nn import functional
 from torch.optim.adam import adam
 
 from eigenoise import checks
@@ -23,6 +24,11 @@ def _check_targets(mean_shape: torch.Size, y: Tensor) -> None:
     checks.floating("y", y)
     remedy = "use y.unsqueeze(-1)" if y.shape == mean_shape[:-1] else ""
     checks.shape("y", y, tuple(mean_shape), remedy)
+
+
+def _squares(f: Tensor, y: Tensor) -> Tensor:
+    """(y − f)², with a backward pass of one operation."""
+    return functional.mse_loss(f, y.expand_as(f), reduction="none")
 
 
 class GaussianLikelihood(Likelihood):
@@ -87,8 +93,8 @@ class GaussianLikelihood(Likelihood):
 
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """E_q[log N(y; f, 1/τ)], summed over the d outputs."""
-        tau, log_tau = self._moments(f)
-        return 0.5 * (f.shape[-1] * (log_tau - LOG_2PI) - tau * (y - f).square().sum(-1))
+        tau, normaliser = self._moments(f)
+        return torch.sub(f.shape[-1] * normaliser, tau * _squares(f, y).sum(-1), alpha=0.5)
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """F plus noise of precision E[τ]."""
@@ -126,12 +132,11 @@ class GaussianLikelihood(Likelihood):
     def observe(self, f: Tensor, y: Tensor) -> None:
         """Gather squared residuals."""
         if self.precision is None:
-            squared = (y - f).detach().square().sum(-1)
-            total = squared.sum() if self.stack is None else squared.reshape(-1, *squared.shape[-2:]).sum((0, 2))
-            count = squared.numel() if self.stack is None else squared.numel() // self.stack
+            squared = _squares(f.detach(), y)
+            others = [axis for axis in range(f.ndim) if self.stack is None or axis != f.ndim - 3]
             if self.residual.device != f.device:  # follow the model, so that learning never waits for the host
                 self.a, self.b, self.residual = (t.to(f.device) for t in (self.a, self.b, self.residual))
-            self._residual.add(total.double(), count)
+            self._residual.add(squared.sum(others).double(), self.terms(f))
             self._outputs = f.shape[-1]
 
     def update(self, num_data: int, samples: int = 1) -> None:
@@ -151,12 +156,11 @@ class GaussianLikelihood(Likelihood):
 
     def _elbo_gradient(self, num_data: int) -> Tensor:
         """Gradient of N·E_q[log N(y; f, 1/τ)] − KL(q ‖ prior) by (log a, log b), ``(2, ...)``."""
-        a, b, (a0, b0) = self.a, self.b, self.prior
-        trigamma = torch.polygamma(1, a)
-        half = 0.5 * num_data
-        by_a = half * (self._outputs * trigamma - self.residual / b) - (a - a0) * trigamma - b0 / b + 1
-        by_b = half * (-self._outputs / b + a * self.residual / b.square()) - a0 / b + a * b0 / b.square()
-        return torch.stack([a * by_a, b * by_b])
+        a0, b0 = self.prior
+        optimum = a0 + 0.5 * num_data * self._outputs  # of a, whatever b is
+        ratio = (self.residual * (0.5 * num_data) + b0) / self.b
+        by_log_a = self.a * ((optimum - self.a) * torch.polygamma(1, self.a) - ratio + 1)
+        return torch.stack([by_log_a, self.a * ratio - optimum])
 
     def discard(self) -> None:
         """Forget residuals not yet used."""
@@ -195,15 +199,15 @@ class GaussianLikelihood(Likelihood):
         self._cached = None
 
     def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """E[τ] and E[log τ] like ``f``, shaped to broadcast against ``(..., s, b)`` or ``(..., b)``."""
+        """E[τ] and ½·(E[log τ] − log 2π) like ``f``, shaped to broadcast against ``(..., s, b)`` or ``(..., b)``."""
         if self._cached is None or self._cached[0].dtype != f.dtype or self._cached[0].device != f.device:
             tau = self.tau
             log_tau = tau.log() if self.precision is not None else torch.digamma(self.a) - self.b.log()
-            both = torch.stack([tau, log_tau]).to(f)
-            tau, log_tau = both if self.stack is None else both.unsqueeze(-1)
+            both = torch.stack([tau, 0.5 * (log_tau - LOG_2PI)]).to(f)
+            tau, normaliser = both if self.stack is None else both.unsqueeze(-1)
             if torch.is_inference_mode_enabled():  # such tensors could never be used in training
-                return tau, log_tau
-            self._cached = tau, log_tau
+                return tau, normaliser
+            self._cached = tau, normaliser
         return self._cached
 
 
