@@ -77,6 +77,8 @@ class BayesByBackprop(VariationalOptimizer):
         hyper = {"lr": lr, "kl_weight": kl_weight, "prior_var": prior_var, "betas": betas, "eps": eps}
         super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
         self._adam = torch.optim.Adam(self.param_groups[0]["params"], lr=lr, betas=betas, eps=eps, fused=True)
+        if isinstance(self.blocks.swap, SideBySide):
+            self.blocks.swap.each = True  # a sample's gradient belongs to its own noise
         self._caught: list[Tensor | None] = []
         self._handles: list[Any] = []
 
@@ -110,18 +112,17 @@ class BayesByBackprop(VariationalOptimizer):
         self._handles = []
         if not trained:
             return
-        swap = self.blocks.swap
-        if isinstance(swap, SideBySide):
-            gradients, samples = iter(swap.gradients), swap.samples
-        else:
-            gradients, samples = iter(self._caught), [slot.sample for slot in self.slots]
-        for slot, sample in zip(self.slots, samples, strict=True):
-            by_std = sample - slot.mean  # σ·ε; the division by σ waits until the step
-            for view in slot.layer.views(by_std):
-                own = next(gradients)
-                view.mul_(own if own is not None else 0.0)
+        swap, caught = self.blocks.swap, iter(self._caught)
+        for i, slot in enumerate(self.slots):  # by_std is σ·ε times the gradient; the division by σ waits for the step
+            if isinstance(swap, SideBySide):
+                own = swap.gradients[i]
+                by_std = (swap.samples[i] - slot.mean).mul_(0.0 if own is None else own).sum(0)
+            else:
+                by_std = slot.sample - slot.mean
+                for view in slot.layer.views(by_std):
+                    own = next(caught)
+                    view.mul_(0.0 if own is None else own)
             if slot.noisy:
-                by_std = by_std if self.parallel is None else by_std.sum(0)
                 slot.rho.grad = by_std if slot.rho.grad is None else slot.rho.grad.add_(by_std)
 
     def _discard(self) -> None:

@@ -74,9 +74,7 @@ def _sandwich(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
     if left.ndim == 2 or not matrix.shape[1:-2] == left.shape[:-2] == right.shape[:-2]:
         return matmul(left, matmul(matrix, right))
     k, p = matrix.shape[0], matrix.shape[-2]
-    columns = matmul(
-        left, matrix.movedim(0, -2).flatten(-2)
-    )  # (..., p, k·n), no copy if memory has that order
+    columns = matmul(left, matrix.movedim(0, -2).flatten(-2))  # (..., p, k·n), no copy if memory has that order
     rows = matmul(columns.unflatten(-1, (k, -1)).flatten(-3, -2), right)  # (..., p·k, n)
     return rows.unflatten(-2, (p, k)).movedim(-2, 0)
 

@@ -3,19 +3,80 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from eigenoise import checks
+
+
+class SampledLinear(torch.autograd.Function):
+    """k affine maps for each of s models, whose parameters get the sum of the gradients of their samples.
+
+    Autograd alone would keep k·s gradients and add them up; only those who ask for the gradient of ``sample`` need
+    them. In memory k comes after s, so that statistics find each model's samples side by side.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sample: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The maps of all samples.
+
+        Args:
+            ctx: autograd's.
+            x: ``(k, s, b, n)``, ``(s, b, n)`` or ``(b, n)``.
+            sample: ``(s, k, p, n)``, or ``(s, k, p, n + 1)`` with the bias as last column.
+            weight: the parameter ``(s, p, n)`` that takes the gradient.
+            bias: the parameter ``(s, p)``, or None; it is added if the samples hold none.
+
+        Returns:
+            ``(k, s, b, p)``.
+        """
+        s, k, p, columns = sample.shape
+        b, n = x.shape[-2:]
+        rows = x.transpose(0, 1) if x.ndim > 3 else x.expand(s, b, n).unsqueeze(1)
+        rows = rows.to(sample.dtype)
+        if columns > n:
+            rows = functional.pad(rows, (0, 1), value=1.0)
+        rows = rows.expand(s, k, b, columns).flatten(0, 1)
+        out = torch.empty_permuted((k, s, b, p), (1, 0, 2, 3), dtype=sample.dtype, device=sample.device)
+        torch.bmm(rows, sample.flatten(0, 1).mT, out=out.transpose(0, 1).flatten(0, 1))
+        if columns == n and bias is not None:
+            out += bias.unsqueeze(1)
+        ctx.save_for_backward(rows, sample)
+        ctx.like_x = x.shape, x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of what ``forward`` took, given those of what it returned."""
+        rows, sample = ctx.saved_tensors
+        (shape, dtype), (s, k) = ctx.like_x, sample.shape[:2]
+        n = shape[-1]
+        wanted = ctx.needs_input_grad
+        g = g.transpose(0, 1)  # (s, k, b, p)
+        flat = g.flatten(0, 1)
+        by_x = by_sample = by_bias = total = None
+        if wanted[0]:
+            by_x = torch.bmm(flat, sample.flatten(0, 1)[..., :n]).unflatten(0, (s, k)).transpose(0, 1)
+            by_x = by_x.sum_to_size(shape).to(dtype)
+        if wanted[1]:
+            by_sample = torch.bmm(flat.mT, rows).unflatten(0, (s, k))
+            total = by_sample.sum(1)
+        elif wanted[2]:
+            total = torch.bmm(g.flatten(1, 2).mT, rows.unflatten(0, (s, k)).flatten(1, 2))  # (s, p, n or n + 1)
+        if wanted[3]:
+            by_bias = g.sum((1, 2)) if total is None or total.shape[-1] == n else total[..., n]
+        return by_x, by_sample, None if total is None or not wanted[2] else total[..., :n], by_bias
 
 
 class StackedLinear(nn.Module):
     """s Linear layers side by side: weight ``(s, p, n)``, bias ``(s, p)``.
 
     Takes ``(s, b, n)``, or ``(b, n)`` to show the same batch to every model, and returns ``(s, b, p)``. While
-    ``sample`` is set, k weight samples ``(k, s, p, n)`` and ``(k, s, p)`` take the parameters' place, and the result
-    is ``(k, s, b, p)``.
+    ``sample`` is set, k weight samples of each model take the parameters' place, as ``SampledLinear`` says, and the
+    result is ``(k, s, b, p)``.
     """
 
     def __init__(self, stack: int, in_features: int, out_features: int, bias: bool = True):
@@ -25,27 +86,19 @@ class StackedLinear(nn.Module):
         self.out_features = checks.integer("out_features", out_features)
         self.weight = nn.Parameter(torch.empty(stack, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(stack, out_features)) if bias else None
-        self.sample: tuple[Tensor, ...] | None = None
+        self.sample: Tensor | None = None
         bound = in_features**-0.5  # as torch's Linear starts
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's own affine map."""
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
         if self.sample is not None:
-            weight, bias = self.sample[0], self.sample[1] if len(self.sample) > 1 else self.bias
-        lead = weight.shape[:-2]
-        x = x.expand(*lead, *x.shape[-2:])
-        if len(lead) > 1:
-            x, weight = x.flatten(0, -3), weight.flatten(0, -3)
-        if bias is None:
-            out = torch.bmm(x, weight.mT)
-        else:
-            bias = bias.expand(*lead, bias.shape[-1]).reshape(-1, 1, bias.shape[-1])
-            out = torch.baddbmm(bias, x, weight.mT)
-        return out if len(lead) == 1 else out.unflatten(0, lead)
+            return SampledLinear.apply(x, self.sample, self.weight, self.bias)
+        x = x.expand(self.stack, *x.shape[-2:])
+        if self.bias is None:
+            return torch.bmm(x, self.weight.mT)
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print``."""

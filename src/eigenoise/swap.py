@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,13 @@ class Slot:
         layer: how the matrix lies in the model's parameters.
         mean: ``(..., p, n)``, valid between ``Swap.read`` and ``Swap.restore``.
         sample: ``(..., p, n)``, what ``Swap.write`` puts into the model.
+        noise: memory for white noise, by default that of ``sample``.
     """
 
     def __init__(self, layer: MatrixLayer | BareParameter):
         self.layer = layer
         self.mean, self.sample = (self.empty() for _ in range(2))
+        self.noise = self.sample
 
     @property
     def name(self) -> str:
@@ -33,13 +35,13 @@ class Slot:
         return self.layer.name
 
     def white(self, generator: torch.Generator) -> Tensor:
-        """Standard normal numbers in the memory of ``sample``, and in its shape."""
-        memory = self.sample if self.sample.ndim == self.mean.ndim else self.sample.movedim(0, -2)
-        if generator.device == memory.device:
-            memory.normal_(generator=generator)
+        """Standard normal numbers in the shape of ``sample``, valid until that is filled."""
+        if generator.device == self.noise.device:
+            self.noise.normal_(generator=generator)
         else:
-            memory.copy_(torch.randn(memory.shape, generator=generator, dtype=memory.dtype, device=generator.device))
-        return self.sample
+            options: dict[str, Any] = {"dtype": self.noise.dtype, "device": generator.device}
+            self.noise.copy_(torch.randn(self.noise.shape, generator=generator, **options))
+        return self.noise if self.noise.ndim == self.mean.ndim else self.noise.movedim(-2, 0)
 
     def empty(self) -> Tensor:
         """A zero matrix like this slot's."""
@@ -129,7 +131,7 @@ class InPlace(Swap):
 
 @final
 class SideBySide(Swap):
-    """k samples at once, as one more leading axis of every ``StackedLinear``; parameters are not touched.
+    """k samples at once, beside the parameters of every ``StackedLinear``, which are not touched.
 
     Args:
         slots: all of ``StackedLinear`` layers.
@@ -138,15 +140,17 @@ class SideBySide(Swap):
 
     Attributes:
         samples: what is in the model during a block, ``(k, s, p, n)`` for each slot.
-        gradients: each sample's own, ``(k, ...)`` for each parameter, of the last block.
+        each: whether gradients of each sample are wanted, not only their sum in the parameters.
+        gradients: those, in the shape of ``samples``, or None, of the last block.
 
     Raises:
         ValueError: if a slot is another layer's.
     """
 
     def __init__(self, slots: Sequence[Slot], samples: int, antithetic: bool):
-        self.antithetic = antithetic
+        self.antithetic, self.each = antithetic, False
         self._drawn = samples // 2 if antithetic else samples
+        self._memory: list[Tensor] = []  # (s, k, p, n), so that each model's samples count as further examples
         for slot in slots:
             if not isinstance(slot.layer, StackedLinearLayer):
                 raise ValueError(
@@ -154,9 +158,11 @@ class SideBySide(Swap):
                 )
             slot.layer.lead = (samples, *slot.layer.lead)
             s, p, n = slot.layer.shape
-            slot.sample = slot.mean.new_zeros(s, p, self._drawn, n).movedim(-2, 0)  # so that rotations need no copy
+            self._memory.append(slot.mean.new_zeros(s, samples, p, n))
+            slot.sample = self._memory[-1][:, : self._drawn].movedim(1, 0)
+            slot.noise = slot.mean.new_zeros(s, p, self._drawn, n)  # so that rotations need no copy
         self.slots = list(slots)
-        self.samples = [slot.mean.new_zeros(samples, *slot.mean.shape) for slot in slots]
+        self.samples = [memory.movedim(1, 0) for memory in self._memory]
         self.params = [p for slot in slots for p in slot.layer.params]
         self._means = InPlace(slots)
         self.gradients: list[Tensor | None] = []
@@ -166,28 +172,23 @@ class SideBySide(Swap):
         self._means.read()
 
     def write(self) -> None:
-        """Samples beside the parameters, each a leaf with a gradient of its own."""
-        for slot, samples in zip(self.slots, self.samples, strict=True):
-            samples[: self._drawn].copy_(slot.sample)
+        """Samples beside the parameters."""
+        for slot, samples, memory in zip(self.slots, self.samples, self._memory, strict=True):
             if self.antithetic:
                 torch.sub(2 * slot.mean, slot.sample, out=samples[self._drawn :])
-            leaves = [view.detach().requires_grad_() for view in slot.layer.views(samples)]
-            _show(slot.layer.module, tuple(leaves))  # type: ignore[union-attr]
+            _show(slot.layer.module, memory.detach().requires_grad_(self.each))  # type: ignore[union-attr]
 
     def mean_samples(self) -> list[Tensor]:
         """The mean over k; mirror images leave the mean itself."""
         return [slot.mean if self.antithetic else slot.sample.mean(0) for slot in self.slots]
 
     def take_out(self) -> None:
-        """Take the samples away and add their gradients to the parameters', which held the means all the time."""
+        """Take the samples away; the parameters held the means all the time, and got the gradients."""
         self.gradients = []
         for slot in self.slots:
-            leaves = slot.layer.module.sample or ()  # type: ignore[union-attr]
-            for param, leaf in zip(slot.layer.params, leaves, strict=False):
-                self.gradients.append(leaf.grad)
-                if leaf.grad is not None:
-                    own = leaf.grad.sum(0)
-                    param.grad = own if param.grad is None else param.grad + own
+            sample = slot.layer.module.sample  # type: ignore[union-attr]
+            own = None if sample is None else sample.grad
+            self.gradients.append(None if own is None else own.movedim(1, 0))
             _show(slot.layer.module, None)  # type: ignore[union-attr]
 
     def restore(self) -> None:
@@ -195,7 +196,7 @@ class SideBySide(Swap):
         self._means.restore()
 
 
-def _show(module: StackedLinear, sample: tuple[Tensor, ...] | None) -> None:
+def _show(module: StackedLinear, sample: Tensor | None) -> None:
     """Set ``module.sample`` without the search for parameters and buffers that a module makes on every assignment."""
     object.__setattr__(module, "sample", sample)
 
