@@ -192,6 +192,16 @@ def test_runs_are_checked():
     assert list(Run("protein", "bbb", canonical).split_numbers()) == list(range(5))
 
 
+def test_the_other_kind_of_splits_is_another_result():
+    own, other = (Run("boston", "bbb", PRESETS["best"], canonical=kind) for kind in (True, False))
+    assert own.name == "boston-bbb-best"
+    assert list(own.split_numbers()) == list(range(10))
+    assert other.name == "boston-bbb-best-random"
+    assert list(other.split_numbers()) == list(range(1, 11))
+    assert own.settings() == {**other.settings(), "canonical": True}
+    assert boston("bbb", canonical=True).name == "boston-bbb-paper-canonical"
+
+
 def test_files_appear_whole_or_not_at_all(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")

@@ -95,6 +95,12 @@ def uci(
     method: Annotated[str, typer.Option(help="One or more, with commas.")] = "noisy-ekfac,noisy-kfac,noisy-adam,bbb",
     preset: Annotated[str, typer.Option(help="Settings: best, paper or elbo.")] = "best",
     splits: Annotated[int | None, typer.Option(min=1, help="How many splits; the paper's number by default.")] = None,
+    canonical: Annotated[
+        bool | None,
+        typer.Option(
+            "--canonical/--random", help="The published splits, or random ones by seed; by default the preset's."
+        ),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results; a stopped run continues there.")] = Path("results"),
     folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
@@ -119,7 +125,7 @@ def uci(
         settings = PRESETS[checks.choice("--preset", preset, PRESETS)]
         methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
-        runs = [Run(name, m, settings, splits, epochs) for name in names for m in methods]
+        runs = [Run(name, m, settings, splits, epochs, canonical) for name in names for m in methods]
         for run in runs:  # whatever is wrong with the settings or old results of any is said before the first begins
             run.settings()
             finished(run, out)
@@ -141,7 +147,7 @@ def uci(
         if results:
             for grid in report.grids(results):
                 console.print(_rich(grid))
-            for path in report.write(out, preset):
+            for path in report.write(out, runs[0].variant):
                 console.print(f"written: {path}")
     except (OSError, ValueError, ImportError) as error:
         typer.echo(f"eigenoise uci: {error}", err=True)

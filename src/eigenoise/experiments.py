@@ -34,6 +34,7 @@ class Run:
         preset: the settings.
         splits: how many splits, from the first on; None for the paper's ten (five for Protein, one for Year).
         epochs: instead of the preset's.
+        canonical: whether the canonical splits are used rather than random ones; None for the preset's kind.
         seed: of initial weights, noise and the order of the data.
     """
 
@@ -42,6 +43,7 @@ class Run:
     preset: Preset
     splits: int | None = None
     epochs: int | None = None
+    canonical: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,9 +55,21 @@ class Run:
             checks.integer("epochs", self.epochs)
 
     @property
+    def uses_canonical(self) -> bool:
+        """Whether the splits are the canonical ones."""
+        return self.preset.canonical if self.canonical is None else self.canonical
+
+    @property
+    def variant(self) -> str:
+        """The preset's name, with the kind of splits where it is not the preset's own."""
+        if self.uses_canonical == self.preset.canonical:
+            return self.preset.name
+        return f"{self.preset.name}-{'canonical' if self.uses_canonical else 'random'}"
+
+    @property
     def name(self) -> str:
         """Of the result's file."""
-        return f"{self.set_name}-{self.method}-{self.preset.name}"
+        return f"{self.set_name}-{self.method}-{self.variant}"
 
     def recipe(self) -> Recipe:
         """The preset's, with ``epochs`` if they were given."""
@@ -70,7 +84,7 @@ class Run:
             "method": self.method,
             "preset": self.preset.name,
             "splits": len(self.split_numbers()),
-            "canonical": self.preset.canonical,
+            "canonical": self.uses_canonical,
             "seed": self.seed,
             "hidden": about.hidden,
             "batch_size": about.batch_size,
@@ -84,9 +98,9 @@ class Run:
         wanted = self.splits or min(10, about.splits)
         if self.set_name == "year" and wanted > 1:
             raise ValueError(f"Year has one official split, but {wanted} were asked for")
-        if self.preset.canonical and wanted > about.splits:
+        if self.uses_canonical and wanted > about.splits:
             raise ValueError(f"{self.set_name} has {about.splits} canonical splits, but {wanted} were asked for")
-        return range(wanted) if self.preset.canonical else range(1, wanted + 1)
+        return range(wanted) if self.uses_canonical else range(1, wanted + 1)
 
 
 def environment() -> dict[str, Any]:
@@ -190,7 +204,7 @@ def _load(run: Run, folder: str | os.PathLike | None) -> tuple[data.Splits, bool
     if run.set_name == "year":
         return uci.year_splits(folder)
     table = study_table(run.set_name, folder)
-    if run.preset.canonical:
+    if run.uses_canonical:
         return uci.canonical_splits(table, run.split_numbers()), False
     return data.split(table, run.split_numbers()), False
 

@@ -61,19 +61,19 @@ def grids(results: Sequence[Mapping[str, Any]]) -> list[Grid]:
     ]
 
 
-def collect(folder: Path, preset: str) -> list[dict[str, Any]]:
-    """All results of a preset in a folder."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{preset}.json"))]
+def collect(folder: Path, variant: str) -> list[dict[str, Any]]:
+    """All results of a preset (or of a preset with another kind of splits) in a folder."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{variant}.json"))]
 
 
-def write(out: Path, preset: str) -> list[Path]:
-    """Tables in Markdown, training curves and calibration as pictures, of all the preset's results in ``out``."""
-    results = collect(out, preset)
+def write(out: Path, variant: str) -> list[Path]:
+    """Tables in Markdown, training curves and calibration as pictures, of all the variant's results in ``out``."""
+    results = collect(out, variant)
     table = by_set(results)
-    path = out / f"tables-{preset}.md"
+    path = out / f"tables-{variant}.md"
     atomic.write_text(path, markdown(results))
-    curves = figures.training_curves(table, out / f"curves-{preset}")
-    return [path, *curves, *figures.calibration(table, out / f"calibration-{preset}")]
+    curves = figures.training_curves(table, out / f"curves-{variant}")
+    return [path, *curves, *figures.calibration(table, out / f"calibration-{variant}")]
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
