@@ -30,7 +30,7 @@ from eigenoise.presets import METHODS, Recipe, best_recipe
 from eigenoise.trial import Trial
 
 OUT = Path(__file__).parent / "results" / "uci_tuning"
-SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "year": 1}  # 4 of the small sets
+SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "wine": 4, "year": 1}  # 10 of the smallest sets
 SCALES = tuple(round(0.4 * 1.06**i, 3) for i in range(50))
 HELD_OUT = 0.2
 KL_WEIGHTS = (0.25, 0.5, 1.0)
@@ -56,7 +56,7 @@ def inner_splits(name: str) -> data.Splits:
         table, parts = data.Table("year", x, y), [np.arange(len(y))]
     else:
         table = study_table(name)
-        parts = [train for train, _ in uci.canonical_rows(name, range(SPLITS.get(name, 4)))]
+        parts = [train for train, _ in uci.canonical_rows(name, range(SPLITS.get(name, 10)))]
     rows = []
     for number, train in enumerate(parts):
         order = np.random.default_rng(number).permutation(train)
@@ -90,10 +90,16 @@ def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_
 
 
 def results(name: str, method: str) -> list[dict]:
-    """The candidates tried so far with the recipes of today."""
+    """The candidates tried so far with the recipes and the number of splits of today."""
     path = OUT / f"{name}-{method}.json"
-    entries = json.loads(path.read_text())["candidates"] if path.exists() else []
-    return [entry for entry in entries if entry["recipe"] == _as_json(best_recipe(name, method, **entry["choice"]))]
+    content = json.loads(path.read_text()) if path.exists() else {"splits": None, "candidates": []}
+    if content["splits"] != SPLITS.get(name, 10):
+        return []
+    return [
+        entry
+        for entry in content["candidates"]
+        if entry["recipe"] == _as_json(best_recipe(name, method, **entry["choice"]))
+    ]
 
 
 def missing(entries: Sequence[dict], method: str) -> list[dict]:
