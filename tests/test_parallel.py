@@ -8,6 +8,7 @@ from torch import nn
 
 import eigenoise as en
 from eigenoise import linalg, train
+from eigenoise.models import SampledLinear
 
 TOL = {"rtol": 1e-9, "atol": 1e-11}
 NOISY = [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.BayesByBackprop]
@@ -102,6 +103,28 @@ def test_samples_have_the_posterior_covariance(data, method):
     q = opt.posterior["0"]
     error = q.variance * (2 / len(draws)) ** 0.5
     assert ((draws.var(0) - q.variance).abs() < 5.5 * error).all()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", [(K, S, B, 3), (S, B, 3), (B, 3)])
+def test_sampled_linear_is_k_linear_maps(shape, with_bias):
+    """Against autograd on each sample's own affine map; what holds no bias takes the layer's."""
+    x = torch.randn(shape, requires_grad=True)
+    sample = torch.randn(S, K, 5, 3 + with_bias, requires_grad=True)
+    weight, bias = torch.zeros(S, 5, 3, requires_grad=True), torch.randn(S, 5, requires_grad=True)
+    out = SampledLinear.apply(x, sample, weight, bias)
+    own = sample[..., 3] if with_bias else bias.unsqueeze(1).expand(S, K, 5)
+    rows = x.expand(K, S, B, 3)
+    expected = torch.einsum("ksbn,skpn->ksbp", rows, sample[..., :3]) + own.movedim(1, 0).unsqueeze(2)
+    torch.testing.assert_close(out, expected, **TOL)
+    g = torch.randn(K, S, B, 5)
+    by_x, by_sample = torch.autograd.grad(expected, [x, sample], g, retain_graph=True)
+    found = torch.autograd.grad(out, [x, sample, weight, bias], g)
+    torch.testing.assert_close(found[0], by_x, **TOL)
+    torch.testing.assert_close(found[1], by_sample, **TOL)
+    torch.testing.assert_close(found[2], by_sample.sum(1)[..., :3], **TOL)
+    torch.testing.assert_close(found[3], g.sum((0, 2)), **TOL)
+    assert not out._is_view()  # so that what follows may change it in place
 
 
 def test_antithetic_halves_mirror_each_other(data):

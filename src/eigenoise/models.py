@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from eigenoise import checks
@@ -49,6 +50,7 @@ class SampledLinear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of what ``forward`` took, given those of what it returned."""
         rows, sample = ctx.saved_tensors
