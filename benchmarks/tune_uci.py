@@ -30,11 +30,13 @@ from eigenoise.presets import METHODS, Recipe, best_recipe
 from eigenoise.trial import Trial
 
 OUT = Path(__file__).parent / "results" / "uci_tuning"
-SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "wine": 4, "year": 1}  # 10 of the smallest sets
+SPLITS = {"energy": 10, "yacht": 10, "boston": 4, "concrete": 4, "wine": 4, "protein": 1, "year": 1}  # 2 of the others
 SCALES = tuple(round(0.4 * 1.06**i, 3) for i in range(50))
 HELD_OUT = 0.2
 KL_WEIGHTS = (0.25, 0.5, 1.0)
 SMALLER = (0.1,)  # tried where the smallest of those is the best
+RATES = {"noisy-adam": (0.003, 0.01), "bbb": (0.001, 0.01)}
+LARGER = 0.03  # tried with the best λ where the larger of those is the best
 
 
 def candidates(method: str, kl_weights: Sequence[float]) -> list[dict]:
@@ -42,9 +44,8 @@ def candidates(method: str, kl_weights: Sequence[float]) -> list[dict]:
     further = {
         "noisy-ekfac": [{"damping_form": "exact"}, {"damping_form": "factored"}],
         "noisy-kfac": [{"damping_form": "exact"}, {"damping_form": "factored"}],
-        "noisy-adam": [{"lr": 0.01}, {"lr": 0.003}],
-        "bbb": [{"lr": 0.01}, {"lr": 0.001}],
     }
+    further |= {name: [{"lr": rate} for rate in reversed(rates)] for name, rates in RATES.items()}
     return [{"kl_weight": kl_weight, **choice} for kl_weight in kl_weights for choice in further[method]]
 
 
@@ -56,7 +57,7 @@ def inner_splits(name: str) -> data.Splits:
         table, parts = data.Table("year", x, y), [np.arange(len(y))]
     else:
         table = study_table(name)
-        parts = [train for train, _ in uci.canonical_rows(name, range(SPLITS.get(name, 10)))]
+        parts = [train for train, _ in uci.canonical_rows(name, range(SPLITS.get(name, 2)))]
     rows = []
     for number, train in enumerate(parts):
         order = np.random.default_rng(number).permutation(train)
@@ -92,14 +93,11 @@ def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_
 def results(name: str, method: str) -> list[dict]:
     """The candidates tried so far with the recipes and the number of splits of today."""
     path = OUT / f"{name}-{method}.json"
-    content = json.loads(path.read_text()) if path.exists() else {"splits": None, "candidates": []}
-    if content["splits"] != SPLITS.get(name, 10):
+    content = json.loads(path.read_text()) if path.exists() else {"splits": 0, "candidates": []}
+    if content["splits"] != SPLITS.get(name, 2):
         return []
-    return [
-        entry
-        for entry in content["candidates"]
-        if entry["recipe"] == _as_json(best_recipe(name, method, **entry["choice"]))
-    ]
+    recipes = [_as_json(best_recipe(name, method, **entry["choice"])) for entry in content["candidates"]]
+    return [entry for entry, now in zip(content["candidates"], recipes, strict=True) if entry["recipe"] == now]
 
 
 def missing(entries: Sequence[dict], method: str) -> list[dict]:
@@ -108,6 +106,10 @@ def missing(entries: Sequence[dict], method: str) -> list[dict]:
     wanted = candidates(method, KL_WEIGHTS)
     if all(choice in tried for choice in wanted) and _best(entries)["choice"]["kl_weight"] <= min(KL_WEIGHTS):
         wanted += candidates(method, SMALLER)
+    if method in RATES and all(choice in tried for choice in wanted):
+        best = max((e for e in entries if e["choice"]["lr"] != LARGER), key=_score)["choice"]
+        if best["lr"] == max(RATES[method]):
+            wanted.append({**best, "lr": LARGER})
     return [choice for choice in wanted if choice not in tried]
 
 
@@ -126,7 +128,11 @@ def chosen(name: str, method: str) -> dict:
 
 
 def _best(entries: Sequence[dict]) -> dict:
-    return max((entry for entry in entries if "failed" not in entry), key=lambda entry: np.mean(entry["ll_scaled"]))
+    return max(entries, key=_score)
+
+
+def _score(entry: dict) -> float:
+    return -math.inf if "failed" in entry else float(np.mean(entry["ll_scaled"]))
 
 
 def _as_json(recipe: Recipe) -> dict:

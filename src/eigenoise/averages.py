@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 
@@ -17,11 +16,6 @@ class PendingMean:
         """Add a sum over ``count`` members."""
         self.total = total if self.total is None else self.total + total
         self.count += count
-
-    def limit(self, highest: Tensor) -> None:
-        """Let the mean gathered so far be no more than ``highest``."""
-        if self.total is not None:
-            self.total = torch.minimum(self.total, self.count * highest)
 
     def blend_into(self, average: Tensor, rate: float) -> bool:
         """Average ← (1 − rate)·average + rate·mean (eq. 12), and start anew; False if nothing was gathered."""

@@ -18,7 +18,6 @@ from eigenoise.predictive import GaussianMixture
 
 LOG_2PI = math.log(2 * math.pi)
 UPDATES = ("closed-form", "adam")
-WILDEST = 10.0  # times the average squared residual: a batch counts for no more, once all data has been seen
 
 
 def _check_targets(mean_shape: torch.Size, y: Tensor) -> None:
@@ -40,8 +39,8 @@ class GaussianLikelihood(Likelihood):
         prior: shape and rate (a₀, b₀) of the Gamma prior. The paper's is (6, 6), for targets of unit variance; the
             default is weak.
         update: ``"closed-form"`` sets q(τ) to its optimum Gam(a₀ + Nd/2, b₀ + N·E[residual²]/2) with the squared
-            residual averaged over about one pass through the data, in which one wild weight sample counts for no more
-            than ten times the average; ``"adam"`` takes Adam steps on (log a, log b), as the paper's authors do.
+            residual averaged over about one pass through the data; ``"adam"`` takes Adam steps on (log a, log b), as
+            the paper's authors do.
         lr: step size of ``"adam"``.
         stack: as for ``Likelihood``; each model has its own q(τ).
     """
@@ -146,12 +145,7 @@ class GaussianLikelihood(Likelihood):
             return
         self.steps += 1
         if self.method == "closed-form":
-            share = min(1.0, self._residual.count / (samples * num_data))
-            rate = max(1 / self.steps, share)
-            if (
-                1 / self.steps < share < 1
-            ):  # a pass is over; one wild sample must not undo it: noise would feed on noise
-                self._residual.limit(WILDEST * self.residual)
+            rate = max(1 / self.steps, min(1.0, self._residual.count / (samples * num_data)))
             self._residual.blend_into(self.residual, rate)
             self.a.fill_(self.prior[0] + 0.5 * num_data * self._outputs)
             self.b = self.prior[1] + 0.5 * num_data * self.residual
