@@ -32,6 +32,7 @@ RESULTS := benchmarks/results/uci
 study: $(VENV)/.ready  ## run the regression study, which takes hours and continues where it was, and redraw its pages
 	$(BIN)/eigenoise uci boston concrete energy wine yacht --preset paper --out $(RESULTS)
 	$(BIN)/eigenoise uci --preset best --out $(RESULTS)
+	$(BIN)/eigenoise uci --preset best --random --method noisy-ekfac --out $(RESULTS)
 	$(BIN)/eigenoise uci --preset elbo --out $(RESULTS)
 	$(BIN)/python benchmarks/study_pages.py
 

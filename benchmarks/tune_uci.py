@@ -91,13 +91,10 @@ def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_
 
 
 def results(name: str, method: str) -> list[dict]:
-    """The candidates tried so far with the recipes and the number of splits of today."""
+    """The candidates tried so far with the recipes of today."""
     path = OUT / f"{name}-{method}.json"
-    content = json.loads(path.read_text()) if path.exists() else {"splits": 0, "candidates": []}
-    if content["splits"] != SPLITS.get(name, 2):
-        return []
-    recipes = [_as_json(best_recipe(name, method, **entry["choice"])) for entry in content["candidates"]]
-    return [entry for entry, now in zip(content["candidates"], recipes, strict=True) if entry["recipe"] == now]
+    entries = json.loads(path.read_text())["candidates"] if path.exists() else []
+    return [entry for entry in entries if entry["recipe"] == _as_json(best_recipe(name, method, **entry["choice"]))]
 
 
 def missing(entries: Sequence[dict], method: str) -> list[dict]:
