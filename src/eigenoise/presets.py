@@ -194,7 +194,7 @@ _BEST: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "noisy-ekfac": {"kl_weight": 1.0, "damping_form": "factored", "noise_scale": 0.993},
     },
     "yacht": {
-        "bbb": {"kl_weight": 0.1, "lr": 0.001, "noise_scale": 0.4},
+        "bbb": {"kl_weight": 0.1, "lr": 0.001, "noise_scale": 0.157},
         "noisy-adam": {"kl_weight": 0.25, "lr": 0.003, "noise_scale": 1.21},
         "noisy-kfac": {"kl_weight": 1.0, "damping_form": "exact", "noise_scale": 0.567},
         "noisy-ekfac": {"kl_weight": 1.0, "damping_form": "factored", "noise_scale": 0.904},
