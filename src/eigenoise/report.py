@@ -103,7 +103,8 @@ def _scores(table: Results, key: str, title: str, paper: int | None, best: Any) 
             cells.append(cell)
         means = [float(np.mean(runs[method][key])) if method in runs else math.nan for method in methods]
         top = best(mean for mean in means if not math.isnan(mean))
-        bold |= {(i, 1 + j) for j, mean in enumerate(means) if mean == top or cells[j] == cells[means.index(top)]}
+        if len(runs) > 1:
+            bold |= {(i, 1 + j) for j, mean in enumerate(means) if mean == top or cells[j] == cells[means.index(top)]}
         rows.append([label(name, runs), *cells])
     beside = " (the paper's in brackets)" if paper is not None else ""
     header = ["set", *(LABELS[method] for method in methods)]
