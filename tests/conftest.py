@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+
+from eigenoise import rotated
 
 
 @pytest.fixture(autouse=True)
@@ -15,3 +19,9 @@ def _float64_and_seed():
     yield
     torch.set_default_dtype(dtype)
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["weights", "eigenbasis"])
+def kept(request, monkeypatch):
+    """Run a test with every layer kept as weights, and with every structured layer kept in its eigenbasis."""
+    monkeypatch.setattr(rotated, "WORTHWHILE", 0 if request.param == "eigenbasis" else math.inf)

@@ -29,6 +29,7 @@ ORDER = [
     "capture",
     "distributions",
     "fisher",
+    "rotated",
     "swap",
     "blocks",
     "posterior",
@@ -53,7 +54,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-FISHER_ORDER = ["base", "moments", "factors", "diagonal", "kronecker", "eigen", "__init__"]
+FISHER_ORDER = ["moments", "factors", "base", "diagonal", "kronecker", "eigen", "__init__"]
 DATA_ORDER = ["files", "tables", "uci", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 

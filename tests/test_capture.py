@@ -33,6 +33,7 @@ from dense import (
 from eigenoise.layers import as_matrix_layer
 from eigenoise.likelihoods import Likelihood
 
+pytestmark = pytest.mark.usefixtures("kept")
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64 against a dense reference
 BF16 = 0.03  # of a statistic's largest entry: bfloat16 has 8 bits, and a few roundings add up
 STANDARD_ERRORS = 5.0  # a mean over draws may be this many of its own standard errors off

@@ -15,6 +15,7 @@ import eigenoise as en
 from eigenoise import linalg
 from eigenoise.checks import NotFiniteError
 
+pytestmark = pytest.mark.usefixtures("kept")
 NATURAL = [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.EKFAC, en.KFAC]
 ALL = [*NATURAL, en.BayesByBackprop]
 NOISY = [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.BayesByBackprop]

@@ -19,7 +19,9 @@ from torch.distributions import Distribution
 from eigenoise import checks, state
 from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.fisher.base import FLOOR
+from eigenoise.layers import MatrixLayer
 from eigenoise.likelihoods import Likelihood
+from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment
@@ -52,6 +54,8 @@ class NaturalGradient(VariationalOptimizer):
         init: the Fisher starts as this times the identity.
         warmup: let the first statistics replace that start faster than the moving averages would: update k counts at
             least 1/(k + 1).
+        eigenbasis: whether layers keep their means in their eigenbasis, see ``rotated``; by default those large enough
+            to gain by it. Between a block and its step their ``.grad`` is in that basis.
         **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
             as for ``SamplingOptimizer``.
     """
@@ -79,9 +83,11 @@ class NaturalGradient(VariationalOptimizer):
         kl_clip: float | None = None,
         init: float = 1.0,
         warmup: bool = True,
+        eigenbasis: bool | None = None,
         **common: Any,
     ):
         self.structure = structure
+        self.eigenbasis = None if eigenbasis is None else bool(eigenbasis)
         self.init = checks.number("init", init, open_low=True)
         self.warmup = bool(warmup)
         self.stats_every = checks.integer("stats_every", stats_every)
@@ -111,7 +117,13 @@ class NaturalGradient(VariationalOptimizer):
             fisher = self.structure(layer.shape, **options)
         else:
             fisher = Diagonal(layer.shape, event_dims=len(layer.shape), **options)
-        return FisherSlot(layer, fisher, self.noise and treatment.noisy)
+        rotated = fisher.factors is not None and isinstance(layer, MatrixLayer) and self._rotates(layer)
+        return FisherSlot(layer, fisher, self.noise and treatment.noisy, rotated)
+
+    def _rotates(self, layer: MatrixLayer) -> bool:
+        """Whether a structured layer's matrix is kept in its eigenbasis."""
+        wanted = worthwhile(layer) if self.eigenbasis is None else self.eigenbasis
+        return wanted and self.parallel is None
 
     def _check_hyper(self, hyper: Mapping[str, Any]) -> None:
         super()._check_hyper(hyper)
@@ -140,11 +152,7 @@ class NaturalGradient(VariationalOptimizer):
     def _draw(self, generator: torch.Generator) -> None:
         spread, damping = self.posterior_scale**0.5, self.intrinsic_damping
         for slot in self.slots:
-            if slot.noisy:
-                noise = slot.fisher.root(slot.white(generator), damping)
-                torch.add(slot.mean, noise, alpha=spread, out=slot.sample)
-            else:
-                slot.sample.copy_(slot.mean)
+            slot.draw(generator, spread, damping)
 
     # Statistics (eq. 12).
 
@@ -177,7 +185,7 @@ class NaturalGradient(VariationalOptimizer):
             for slot in self.slots:
                 slot.fisher.commit(factors, scale)
         if self._due(self.refresh_every):
-            failed = [slot.name for slot in self.slots if not slot.fisher.refresh()]
+            failed = [slot.name for slot in self.slots if not slot.refresh()]
             if failed and not self._warned:
                 warnings.warn(
                     f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
@@ -197,14 +205,14 @@ class NaturalGradient(VariationalOptimizer):
         active = [slot for slot in self.slots if any(p.grad is not None for p in slot.layer.params)]
         if self._stats_due:
             self._check_statistics(active, loss)
-        self._update_fishers()
         group = self.param_groups[0]
         damping = self.intrinsic_damping
         self._gather_gradients(active, damping)
+        self._update_fishers()  # it turns gradients that are kept in a basis into the new one
         keep = group["momentum"]
         momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
         damping += group["damping"]
-        directions = [slot.fisher.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
+        directions = [slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
         sizes = _dots(active, momenta, directions)
         if not math.isfinite((sizes.sum() + 0 * loss).item()):  # sees a NaN in any gradient or in the loss
             self._stop_at_nan(loss)
@@ -259,7 +267,7 @@ class NaturalGradient(VariationalOptimizer):
     def _distribution(self, slot: Slot) -> Distribution:
         assert isinstance(slot, FisherSlot)
         self._check_spread()
-        return slot.fisher.posterior(slot.mean.clone(), self.posterior_scale, self.intrinsic_damping)
+        return slot.fisher.posterior(slot.weights(slot.mean), self.posterior_scale, self.intrinsic_damping)
 
     def _check_spread(self) -> None:
         if self.posterior_scale == 0:
@@ -279,10 +287,12 @@ class NaturalGradient(VariationalOptimizer):
 
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         assert isinstance(slot, FisherSlot)
-        return {"momentum": slot.momentum, "updates": torch.tensor(slot.updates), **slot.fisher.state()}
+        mean = {"mean": slot.mean} if slot.rotated else {}  # the parameters' rounding would be another
+        return {**mean, "momentum": slot.momentum, "updates": torch.tensor(slot.updates), **slot.fisher.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Take over what ``state_dict`` gave; the model keeps the weights it has."""
+        self.blocks.swap.show()
         super().load_state_dict(state_dict)
         for slot in self.slots:
             slot.updates = int(state_dict[state.KEY]["slots"][slot.name]["updates"])

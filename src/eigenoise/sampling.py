@@ -73,8 +73,8 @@ class SamplingOptimizer(Optimizer):
         self.likelihood = likelihood
         self.batch_dim = batch_dim
         self.treatments = {t.layer.name: t for t in treatments}
-        self.slots: list[Any] = [self._make_slot(t) for t in treatments]
         self.parallel = self.samples if parallel else None
+        self.slots: list[Any] = [self._make_slot(t) for t in treatments]
         self.blocks_per_step = 1 if parallel else self.samples
         self.blocks = Blocks(self.slots, antithetic, self.parallel)
         self.params = self.blocks.swap.params
@@ -296,5 +296,6 @@ class SamplingOptimizer(Optimizer):
     def close(self) -> None:
         """Let go of the model: no hook remains, and the optimiser can no longer be used. The mean stays in place."""
         self.blocks.refuse_inside("close()")
+        self.blocks.swap.show()
         self._forget()
         self._closed = True

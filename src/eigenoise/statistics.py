@@ -19,14 +19,45 @@ FISHERS = ("sampled", "exact", "empirical")
 
 
 class FisherSlot(Slot):
-    """A slot with its Fisher, its gradient and its momentum, all ``(..., p, n)``."""
+    """A slot with its Fisher, its gradient and its momentum, all ``(..., p, n)``.
 
-    def __init__(self, layer: MatrixLayer | BareParameter, fisher: Fisher, noisy: bool):
-        super().__init__(layer)
-        self.fisher, self.noisy = fisher, noisy
+    Args:
+        layer: as for ``Slot``.
+        fisher: its structure.
+        noisy: whether it is sampled.
+        rotated: whether mean, sample, gradient and momentum are kept as coordinates in the Fisher's basis.
+    """
+
+    def __init__(self, layer: MatrixLayer | BareParameter, fisher: Fisher, noisy: bool, rotated: bool = False):
+        super().__init__(layer, fisher.factors if rotated else None)
+        self.fisher, self.noisy, self.rotated = fisher, noisy, rotated
         self.gradient, self.momentum = self.empty(), self.empty()
         self.updates = 0  # steps it took part in
         self.gradient_views = layer.views(self.gradient)
+
+    def draw(self, generator: torch.Generator, spread: float, damping: float) -> None:
+        """``sample`` from N(mean, spread²·(F + γI)⁻¹) (eq. 20), or the mean itself."""
+        if not self.noisy:
+            self.sample.copy_(self.mean)
+        elif self.rotated:
+            torch.addcmul(
+                self.mean, self.white(generator), self.fisher.inverse_root(damping), value=spread, out=self.sample
+            )
+        else:
+            noise = self.fisher.root(self.white(generator), damping)
+            torch.add(self.mean, noise, alpha=spread, out=self.sample)
+
+    def solve(self, V: Tensor, damping: float) -> Tensor:
+        """(F + γI)⁻¹V (eqs 3, 4, 21)."""
+        return V * self.fisher.inverse(damping) if self.rotated else self.fisher.solve(V, damping)
+
+    def refresh(self) -> bool:
+        """A new basis for the Fisher and for what is kept in it; False if a decomposition failed."""
+        return self.fisher.refresh([self.mean, self.momentum, self.gradient] if self.rotated else [])
+
+    def weights(self, matrix: Tensor) -> Tensor:
+        """``matrix`` as a new one that holds weights, not coordinates."""
+        return self.fisher.unrotate(matrix) if self.rotated else matrix.clone()
 
 
 class Statistics:

@@ -10,24 +10,34 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.layers import BareParameter, MatrixLayer, StackedLinearLayer
 from eigenoise.models import StackedLinear
+from eigenoise.rotated import Keeper
 
 
 class Slot:
     """One matrix of weights in a model: its mean and its current sample.
 
-    Attributes:
+    Args:
         layer: how the matrix lies in the model's parameters.
+        basis: if given, the matrix is kept as coordinates in it.
+
+    Attributes:
         mean: ``(..., p, n)``, valid between ``Swap.read`` and ``Swap.restore``.
         sample: ``(..., p, n)``, what ``Swap.write`` puts into the model.
         noise: memory for white noise, by default that of ``sample``.
+        keeper: of a matrix that is kept in a basis, else None; mean and sample are then coordinates in it.
     """
 
-    def __init__(self, layer: MatrixLayer | BareParameter):
+    def __init__(self, layer: MatrixLayer | BareParameter, basis: KroneckerFactors | None = None):
         self.layer = layer
         self.mean, self.sample = (self.empty() for _ in range(2))
         self.noise = self.sample
+        self.keeper: Keeper | None = None
+        if basis is not None:
+            assert isinstance(layer, MatrixLayer)
+            self.keeper = Keeper(layer, basis, self.mean, self.sample)
 
     @property
     def name(self) -> str:
@@ -75,10 +85,14 @@ class Swap(ABC):
     def restore(self) -> None:
         """Means into the parameters, after a step has moved them."""
 
+    @abstractmethod
+    def show(self) -> None:
+        """Leave ordinary parameters behind that hold the means."""
+
 
 @final
 class InPlace(Swap):
-    """One sample at a time, written into the parameters themselves, all in single calls.
+    """One sample at a time, written into the parameters themselves, all in single calls; or seen through keepers.
 
     Parameters keep their identity and their versions move on, so a backward pass that comes too late, after the mean is
     back, is an error in autograd rather than a wrong gradient.
@@ -87,8 +101,11 @@ class InPlace(Swap):
     def __init__(self, slots: Sequence[Slot]):
         self.slots = list(slots)
         self.params = [p for slot in slots for p in slot.layer.params]
-        self._mean = [view for slot in slots for view in slot.layer.views(slot.mean)]
-        self._sample = [view for slot in slots for view in slot.layer.views(slot.sample)]
+        self.keepers = [slot.keeper for slot in slots if slot.keeper is not None]
+        plain = [slot for slot in slots if slot.keeper is None]
+        self._plain: list[Tensor] = [p for slot in plain for p in slot.layer.params]
+        self._mean = [view for slot in plain for view in slot.layer.views(slot.mean)]
+        self._sample = [view for slot in plain for view in slot.layer.views(slot.sample)]
 
     def read(self) -> None:
         """Means from the parameters.
@@ -96,10 +113,16 @@ class InPlace(Swap):
         Raises:
             RuntimeError: if a parameter was frozen, cast or moved since the optimiser was built.
         """
-        for param, view in zip(self.params, self._mean, strict=True):
+        for param, view in zip(self._plain, self._mean, strict=True):
             if not param.requires_grad or param.dtype != view.dtype or param.device != view.device:
                 self._refuse_changed()
-        torch._foreach_copy_(self._mean, self.params)
+        _copy(self._mean, self._plain)
+        if self.keepers:
+            with torch._C.DisableTorchFunctionSubclass():
+                for keeper in self.keepers:
+                    if not all(p.requires_grad and p.dtype == keeper.mean.dtype for p in keeper.layer.params):
+                        self._refuse_changed()
+                    keeper.read()
 
     def _refuse_changed(self) -> None:
         for slot in self.slots:
@@ -114,7 +137,9 @@ class InPlace(Swap):
 
     def write(self) -> None:
         """Samples into the parameters."""
-        torch._foreach_copy_(self.params, self._sample)
+        _copy(self._plain, self._sample)
+        for keeper in self.keepers:
+            keeper.enter()
 
     def mean_samples(self) -> list[Tensor]:
         """The sample itself."""
@@ -122,11 +147,20 @@ class InPlace(Swap):
 
     def take_out(self) -> None:
         """Means back into the parameters."""
-        self.restore()
+        _copy(self._plain, self._mean)
+        for keeper in self.keepers:
+            keeper.leave()
 
     def restore(self) -> None:
-        """Means into the parameters."""
-        torch._foreach_copy_(self.params, self._mean)
+        """Means into the parameters; those that are kept in a basis are written when someone looks."""
+        _copy(self._plain, self._mean)
+        for keeper in self.keepers:
+            keeper.behind = True
+
+    def show(self) -> None:
+        """Means into the parameters that are kept in a basis."""
+        for keeper in self.keepers:
+            keeper.show()
 
 
 @final
@@ -194,6 +228,14 @@ class SideBySide(Swap):
     def restore(self) -> None:
         """Means into the parameters."""
         self._means.restore()
+
+    def show(self) -> None:
+        """They are."""
+
+
+def _copy(to: list[Tensor], values: list[Tensor]) -> None:
+    if to:
+        torch._foreach_copy_(to, values)
 
 
 def _show(module: StackedLinear, sample: Tensor | None) -> None:

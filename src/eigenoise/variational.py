@@ -131,6 +131,8 @@ class VariationalOptimizer(SamplingOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs beside the model's own state dict; plain tensors, numbers and dicts."""
         self.blocks.refuse_inside("state_dict()")
+        with torch.no_grad():
+            self.blocks.swap.read()
         own = {
             "method": type(self).__name__,
             "steps": self.steps,

@@ -8,7 +8,7 @@ spectrum are and how statistics move them; everything asked of F follows here, o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks
+from eigenoise.fisher.factors import KroneckerFactors
 
 DAMPINGS = ("exact", "factored")
 FLOOR = 1e-30  # eigenvalues are never taken for smaller: 1/FLOOR is finite in float32
@@ -43,6 +44,7 @@ class Fisher(ABC):
         self.init = checks.number("init", init, open_low=True)
         self.options: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         self.event_dims = 2
+        self.factors: KroneckerFactors | None = None  # the basis, if it is another than that of the weights
         self._cache: dict[tuple[str, float], Tensor] = {}
 
     # What a subclass says.
@@ -67,8 +69,12 @@ class Fisher(ABC):
         """Blend what was taken in since the last call into the moving averages (eq. 12)."""
 
     @abstractmethod
-    def refresh(self) -> bool:
-        """Recompute what is amortised; False if a decomposition failed and the old one was kept."""
+    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
+        """Recompute what is amortised; False if a decomposition failed and the old one was kept.
+
+        Args:
+            carry: matrices ``(..., p, n)`` of coordinates in the basis, turned in place into those in the new one.
+        """
 
     @abstractmethod
     def pending(self) -> list[Tensor]:
@@ -102,11 +108,11 @@ class Fisher(ABC):
 
     def solve(self, V: Tensor, damping: float) -> Tensor:
         """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``."""
-        return self.unrotate(self.rotate(V) * self._inverse(damping))
+        return self.unrotate(self.rotate(V) * self.inverse(damping))
 
     def root(self, X: Tensor, damping: float) -> Tensor:
         """L·X with LLᵀ = (F + γI)⁻¹, so that white noise X becomes a posterior sample (eq. 20)."""
-        return self.unrotate(X * self._inverse_root(damping))
+        return self.unrotate(X * self.inverse_root(damping))
 
     def logdet(self, damping: float) -> Tensor:
         """Log det(F + γI), one number for each leading index."""
@@ -114,7 +120,7 @@ class Fisher(ABC):
 
     def inv_trace(self, damping: float) -> Tensor:
         """Trace of (F + γI)⁻¹, one number for each leading index."""
-        return self._inverse(damping).flatten(-self.event_dims).sum(-1)
+        return self.inverse(damping).flatten(-self.event_dims).sum(-1)
 
     def dense(self, damping: float) -> Tensor:
         """F + γI as a matrix ``(..., pn, pn)``; for tests only."""
@@ -127,10 +133,12 @@ class Fisher(ABC):
         """To be called when the state was changed from outside."""
         self._cache.clear()
 
-    def _inverse(self, damping: float) -> Tensor:
+    def inverse(self, damping: float) -> Tensor:
+        """Eigenvalues ``(..., p, n)`` of (F + γI)⁻¹, in the order of the basis."""
         return self._cached("inverse", damping, lambda s: s.reciprocal())
 
-    def _inverse_root(self, damping: float) -> Tensor:
+    def inverse_root(self, damping: float) -> Tensor:
+        """Their square roots."""
         return self._cached("root", damping, lambda s: s.rsqrt())
 
     def _cached(self, kind: str, damping: float, of: Callable[[Tensor], Tensor]) -> Tensor:

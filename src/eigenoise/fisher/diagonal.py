@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Diagonal(Fisher):
         if self._r.blend_into(self.r, ema_scale):
             self._cache.clear()
 
-    def refresh(self) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
         """Nothing is amortised."""
         return True
 
@@ -77,4 +78,4 @@ class Diagonal(Fisher):
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """Independent normals with variance scale/(r + γ)."""
-        return Independent(Normal(loc, self._inverse_root(damping) * scale**0.5), self.event_dims)
+        return Independent(Normal(loc, self.inverse_root(damping) * scale**0.5), self.event_dims)

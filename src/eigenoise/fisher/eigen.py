@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Eigen(Fisher):
     def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors = KroneckerFactors(self.shape, self.init, self.options)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options)
         self.R = torch.full(self.shape, self.init, **self.options)
         self._R = PendingMean()
 
@@ -52,13 +53,13 @@ class Eigen(Fisher):
         if self._R.blend_into(self.R, ema_scale):
             self._cache.clear()
 
-    def refresh(self) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
         """New eigenbasis (eq. 5); R → (P_S∘P_S)·R·(P_A∘P_A)ᵀ with P the change of basis."""
-        old_out, old_in = self.factors.q_out.clone(), self.factors.q_in.clone()
-        if not self.factors.decompose():
+        change = self.factors.decompose()
+        if change is None:
             return False
-        p_out, p_in = self.factors.q_out.mT @ old_out, self.factors.q_in.mT @ old_in
-        self.R.copy_(p_out.square() @ self.R @ p_in.square().mT)
+        change.carry(carry)
+        self.R.copy_(change.out.square() @ self.R @ change.into.square().mT)
         self._cache.clear()
         return True
 
@@ -100,7 +101,7 @@ class Eigen(Fisher):
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """The EMVG with variance scale/(R + γ) in the basis (eqs 13, 14)."""
-        variance = scale * self._inverse(damping)
+        variance = scale * self.inverse(damping)
         return EigenMatrixNormal(loc, self.factors.q_out.clone(), self.factors.q_in.clone(), variance)
 
     def state(self) -> dict[str, Tensor]:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from eigenoise import linalg
 from eigenoise.averages import PendingMean, pending_totals
 from eigenoise.fisher.moments import gram
+from eigenoise.linalg import matmul
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of basis: P_S = Q_S,newᵀ·Q_S ``(..., p, p)`` and P_A alike ``(..., n, n)``."""
+
+    out: Tensor
+    into: Tensor
+
+    def carry(self, matrices: Sequence[Tensor]) -> None:
+        """Turn coordinates ``(..., p, n)`` in the old basis into those in the new one, in place."""
+        for matrix in matrices:
+            matrix.copy_(linalg.unrotate(self.out, matrix, self.into))
 
 
 class KroneckerFactors:
@@ -44,14 +61,15 @@ class KroneckerFactors:
         self._A.clear()
         self._S.clear()
 
-    def decompose(self) -> bool:
-        """Renew the eigenbasis and eigenvalues (eq. 5); False, with all as it was, if either side fails."""
+    def decompose(self) -> Change | None:
+        """Renew the eigenbasis and eigenvalues (eq. 5); None, with all as it was, if either side fails."""
         out, into = linalg.eigh_psd(self.S), linalg.eigh_psd(self.A)
         if out is None or into is None:
-            return False
+            return None
+        change = Change(matmul(out[1].mT, self.q_out), matmul(into[1].mT, self.q_in))
         for own, new in zip((self.values_out, self.q_out, self.values_in, self.q_in), (*out, *into), strict=True):
             own.copy_(new)
-        return True
+        return change
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class Kronecker(Fisher):
     def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors = KroneckerFactors(self.shape, self.init, self.options)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options)
 
     def update(
         self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True
@@ -42,10 +43,13 @@ class Kronecker(Fisher):
         """Blend the pending factors; the basis and eigenvalues stay until ``refresh``."""
         self.factors.commit(ema_factors)
 
-    def refresh(self) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
         """Eigendecompositions of A and S (eq. 5)."""
         self._cache.clear()
-        return self.factors.decompose()
+        change = self.factors.decompose()
+        if change is not None:
+            change.carry(carry)
+        return change is not None
 
     def pending(self) -> list[Tensor]:
         """The pending sums of A and S."""
@@ -72,7 +76,7 @@ class Kronecker(Fisher):
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """An eigenvalue-corrected matrix normal with exact damping, a matrix normal with factored damping (eq. 11)."""
         if self.damping_form == "exact":
-            variance = scale * self._inverse(damping)
+            variance = scale * self.inverse(damping)
             return EigenMatrixNormal(loc, self.factors.q_out.clone(), self.factors.q_in.clone(), variance)
         out, into = (values.clamp_min(FLOOR**0.5).reciprocal() for values in self._damped_values(damping))
         return MatrixNormal(loc, scale * _assemble(self.factors.q_out, out), _assemble(self.factors.q_in, into))

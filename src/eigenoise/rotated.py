@@ -1,0 +1,240 @@
+"""Parameters that live in an eigenbasis: their values are worked out only when someone looks.
+
+A large layer's mean and sample are kept as coordinates W̃ = Q_SᵀWQ_A. Between blocks the layer's parameters are of the
+class ``Rotated``: the first function that needs their values brings them up to date. Within a block such a function
+sees the sample, and a linear map of few rows is done in the basis, without forming the weight. Gradients that reach the
+parameters are coordinates in the basis too, which leaves their norms as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+from eigenoise.fisher.factors import KroneckerFactors
+from eigenoise.layers import MatrixLayer
+from eigenoise.linalg import full_precision
+
+WORTHWHILE = 1 << 20  # multiplications in one rotation
+
+# What can be asked of a parameter without looking at its value.
+_PROPERTIES = (
+    "shape dtype device layout ndim requires_grad is_leaf grad grad_fn is_sparse is_quantized is_meta is_cuda is_cpu "
+    "itemsize nbytes _version _backward_hooks _post_accumulate_grad_hooks"
+)
+_METHODS = (
+    "size dim numel stride storage_offset is_contiguous element_size get_device is_floating_point is_complex "
+    "register_hook register_post_accumulate_grad_hook requires_grad_ __hash__ __len__"
+)
+_BLIND = {
+    *(getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()),
+    *(getattr(torch.Tensor, name) for name in _METHODS.split()),
+    *(getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")),
+    torch.Tensor.grad.__delete__,  # type: ignore[union-attr]
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}
+
+
+def worthwhile(layer: MatrixLayer) -> bool:
+    """Whether the layer is so large that a rotation of its matrix costs more than what is done here to save one."""
+    ordinary = all(type(param) is nn.Parameter for param in layer.params)
+    return ordinary and math.prod(layer.shape) * sum(layer.shape[-2:]) >= WORTHWHILE
+
+
+class Keeper:
+    """One layer's matrix in the basis of its Fisher.
+
+    Args:
+        layer: whose parameters stand for the matrix.
+        basis: Q_S and Q_A.
+        mean: ``(..., p, n)`` in the basis; whoever moves it sets ``behind``.
+        sample: ``(..., p, n)`` in the basis, what is seen within a block.
+
+    Attributes:
+        behind: whether the parameters' memory is older than the mean.
+        inside: whether a block is running.
+    """
+
+    def __init__(self, layer: MatrixLayer, basis: KroneckerFactors, mean: Tensor, sample: Tensor):
+        self.layer, self.basis, self.mean, self.sample = layer, basis, mean, sample
+        self.behind = self.inside = False
+        self._attached: Tensor | None = None
+        self._formed: tuple[Tensor, ...] | None = None
+
+    # Between blocks.
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nobody has looked since the parameters were last hidden."""
+        return all(type(param) is Rotated for param in self.layer.params)
+
+    def read(self) -> None:
+        """The mean from the parameters if someone has looked at them, and so may have changed them, and hide them.
+
+        Where they hold just what they were shown as, the mean stays as it is, to the last bit.
+        """
+        if self.hidden:
+            return
+        self.show()
+        shown = torch.empty_like(self.mean)
+        for view, param in zip(self.layer.views(shown), self.layer.params, strict=True):
+            view.copy_(param)
+        if not torch.equal(self.basis.unrotate(self.mean), shown):
+            self.mean.copy_(self.basis.rotate(shown))
+        for param in self.layer.params:
+            param.__class__ = Rotated
+            param._keeper = self  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """The mean into the parameters, which are ordinary ones from now on."""
+        hidden: list[Any] = [param for param in self.layer.params if type(param) is Rotated]
+        if not hidden:
+            return
+        for param in hidden:
+            param.__class__ = nn.Parameter
+            del param._keeper
+        if self.behind:
+            with full_precision(self.mean.device):
+                views = self.layer.views(self.basis.unrotate(self.mean))
+            torch._foreach_copy_([*self.layer.params], views)
+            self.behind = False
+
+    # Within a block.
+
+    def enter(self) -> None:
+        """From now on the sample is seen."""
+        self.inside = True
+
+    def leave(self) -> None:
+        """The sample is gone, and a backward pass that comes too late is autograd's error."""
+        self.inside, self._attached, self._formed = False, None, None
+        self.sample[:0].zero_()  # moves its version on
+
+    def look(self, param: Tensor) -> Tensor:
+        """What stands for ``param`` when its value is needed: itself, up to date, or within a block its sample."""
+        if not self.inside:
+            self.show()
+            return param
+        return self.formed()[next(i for i, own in enumerate(self.layer.params) if own is param)]
+
+    def attached(self) -> Tensor:
+        """The sample in the basis ``(p, n)``; its gradient goes to the parameters as it is."""
+        if self._attached is None or (torch.is_grad_enabled() and not self._attached.requires_grad):
+            self._attached = _Attach.apply(self.layer, self.sample, *self.layer.params)
+        return self._attached
+
+    def formed(self) -> tuple[Tensor, ...]:
+        """The sample in the shapes of the parameters; their gradients are rotated on the way."""
+        if self._formed is None or (torch.is_grad_enabled() and not self._formed[0].requires_grad):
+            # A checkpoint must not count what is kept here among what it computes again.
+            with saved_tensors_hooks(lambda t: t, lambda t: t), full_precision(self.sample.device):
+                self._formed = _Form.apply(self.layer, self.basis, self.sample, *self.layer.params)
+        return self._formed
+
+    def linear(self, x: Tensor, *, bias: bool) -> Tensor:
+        """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
+        p, n = self.sample.shape[-2:]
+        rows = x.numel() // max(1, x.shape[-1])
+        if rows * (p * p + n * n) > p * n * (p + n) or torch.is_autocast_enabled(x.device.type):
+            return functional.linear(x, *self.formed())
+        q_in = self.basis.q_in
+        a = functional.linear(x, q_in[:-1].mT, q_in[-1]) if bias else functional.linear(x, q_in.mT)
+        return functional.linear(functional.linear(a, self.attached()), self.basis.q_out)
+
+
+class _Attach(torch.autograd.Function):
+    """The sample in the basis, with gradients that go to the parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: MatrixLayer, sample: Tensor, *params: Tensor) -> Tensor:
+        """``sample (p, n)`` itself."""
+        ctx.layer = layer
+        return sample.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient's parts."""
+        return None, None, *ctx.layer.views(grads[0])
+
+
+class _Form(torch.autograd.Function):
+    """The sample as parameters, with gradients that go to them as coordinates in the basis."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, layer: MatrixLayer, basis: KroneckerFactors, sample: Tensor, *params: Tensor
+    ) -> tuple[Tensor, ...]:
+        """``Q_S·sample·Q_Aᵀ`` in its parts."""
+        ctx.layer, ctx.basis, ctx.sample, ctx.version = layer, basis, sample, sample._version
+        ctx.set_materialize_grads(False)
+        return tuple(view.contiguous() for view in layer.views(basis.unrotate(sample)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """``Q_Sᵀ·gradient·Q_A`` in its parts."""
+        if ctx.sample._version != ctx.version:  # not among autograd's saved tensors: several losses share this node
+            raise RuntimeError(
+                f"the sampled weights of {ctx.layer.name!r} have been modified by an inplace operation: backward() "
+                "must be called inside the sampled_params() block of its forward pass"
+            )
+        gradient = torch.zeros_like(ctx.sample)
+        for view, grad in zip(ctx.layer.views(gradient), grads, strict=True):
+            if grad is not None:
+                view.copy_(grad)
+        with full_precision(gradient.device):
+            return None, None, None, *ctx.layer.views(ctx.basis.rotate(gradient))
+
+
+class Rotated(nn.Parameter):
+    """A parameter whose value its keeper knows."""
+
+    _keeper: Keeper
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Any function of torch that is given such a parameter comes here first."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _BLIND:
+                return func(*args, **kwargs)
+            if func is functional.linear:
+                return _linear(*args, **kwargs)
+            args, kwargs = pytree.tree_map_only(Rotated, _look, (tuple(args), kwargs))
+            return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> Tensor:
+        """An ordinary parameter with the value that is seen now."""
+        return nn.Parameter.__deepcopy__(self._ordinary(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """An ordinary parameter with the value that is seen now."""
+        return nn.Parameter.__reduce_ex__(self._ordinary(), protocol)
+
+    def _ordinary(self) -> nn.Parameter:
+        seen = _look(self)
+        return self if seen is self else nn.Parameter(seen.detach(), self.requires_grad)
+
+
+def _look(param: Rotated) -> Tensor:
+    return param._keeper.look(param)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``functional.linear`` where at least one argument is rotated."""
+    if type(weight) is Rotated and weight._keeper.inside:
+        keeper = weight._keeper
+        own = len(keeper.layer.params) > 1
+        if type(input) is not Rotated and (bias is keeper.layer.params[1] if own else type(bias) is not Rotated):
+            out = keeper.linear(input, bias=own)
+            return out if own or bias is None else out + bias
+    return functional.linear(*(_look(t) if isinstance(t, Rotated) else t for t in (input, weight, bias)))  # type: ignore[arg-type]
