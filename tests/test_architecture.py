@@ -17,8 +17,8 @@ ORDER = [
     "version",
     "atomic",
     "checks",
-    "averages",
     "linalg",
+    "averages",
     "data",
     "models",
     "predictive",
@@ -56,6 +56,7 @@ ORDER = [
 ]
 FISHER_ORDER = ["moments", "factors", "base", "diagonal", "kronecker", "eigen", "__init__"]
 DATA_ORDER = ["files", "tables", "uci", "__init__"]
+MODEL_ORDER = ["stacked", "mlp", "vgg", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 
@@ -86,7 +87,8 @@ def test_imports_point_upward(path):
             order = {
                 "fisher": FISHER_ORDER,
                 "likelihoods": LIKELIHOOD_ORDER,
-                "data": ["files", "tables", "uci", "__init__"],
+                "data": DATA_ORDER,
+                "models": MODEL_ORDER,
             }[own]
             assert order.index(parts[1]) < order.index(path.stem)
 

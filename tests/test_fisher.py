@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 from eigenoise import linalg
+from eigenoise.averages import PendingMean, Product
 from eigenoise.fisher import Diagonal, Eigen, Fisher, Kronecker
 from eigenoise.fisher.moments import gram, squared_gradients
 
@@ -171,6 +172,32 @@ class TestEigen(FisherConformance):
 # What the statistics are.
 
 
+def value(total):
+    return total.value() if isinstance(total, Product) else total
+
+
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_product_blends_as_its_value_does(rows, lead):
+    product = Product(torch.randn(*lead, rows, P), torch.randn(*lead, rows, N))
+    average = torch.randn(*lead, P, N)
+    expected = 0.7 * average + 0.3 * (product.value() + 1.0) / 5
+    mean = PendingMean()
+    mean.add(product, 3)
+    assert bool(mean.products) == (rows == 1 and len(lead) < 2)
+    mean.add(torch.ones(*lead, P, N), 2)
+    assert all(torch.isfinite(number).all() for number in mean.pending())
+    assert mean.blend_into(average, 0.3)
+    torch.testing.assert_close(average, expected)
+    assert not mean.pending()
+    assert not mean.blend_into(average, 0.3)
+
+
+def test_a_product_that_overflows_is_noticed():
+    product = Product(torch.full((1, P), 1e200), torch.full((1, N), 1e200))
+    assert not torch.isfinite(product.bound())
+
+
 @pytest.mark.parametrize("t", [1, 2, 9])
 @pytest.mark.parametrize("v", [None, 3])
 @pytest.mark.parametrize("lead", LEADS, ids=str)
@@ -186,26 +213,26 @@ def test_squared_gradients_are_of_sums_over_positions(t, v, lead):
             reshape = lambda q, extra=extra: q.reshape(*lead, *(1,) * extra, *q.shape[-2:])  # noqa: E731
             turned = linalg.rotate(reshape(q_out), each, reshape(q_in))
         expected = turned.square().sum(tuple(range(len(lead), each.ndim - 2)))
-        torch.testing.assert_close(squared_gradients(a, g, *basis), expected, **TOL)
+        torch.testing.assert_close(value(squared_gradients(a, g, *basis)), expected, **TOL)
 
 
 def test_squared_gradients_in_chunks(monkeypatch):
-    a, g = statistics(b=7, t=3)
+    a, g = statistics(b=7, t=9)
     q_out, q_in = (torch.linalg.qr(torch.randn(k, k))[0] for k in (P, N))
-    whole = squared_gradients(a, g, q_out, q_in)
+    whole = value(squared_gradients(a, g, q_out, q_in))
     monkeypatch.setattr("eigenoise.fisher.moments.CHUNK", 2 * P * N)
-    torch.testing.assert_close(squared_gradients(a, g, q_out, q_in), whole, **TOL)
+    torch.testing.assert_close(value(squared_gradients(a, g, q_out, q_in)), whole, **TOL)
 
 
 def test_the_square_of_the_mean_gradient_would_be_wrong():
     a, g = statistics(t=1)
     of_mean = per_example(a, g).mean(0).square()
-    assert not torch.allclose(squared_gradients(a, g) / B, of_mean, rtol=0.1)
+    assert not torch.allclose(value(squared_gradients(a, g)) / B, of_mean, rtol=0.1)
 
 
 def test_gram():
     a, _ = statistics((2,))
-    torch.testing.assert_close(gram(a), torch.einsum("sbti,sbtj->sij", a, a), **TOL)
+    torch.testing.assert_close(gram(a).value(), torch.einsum("sbti,sbtj->sij", a, a), **TOL)
 
 
 def test_moving_averages_follow_eq_12():

@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
+
+from eigenoise.linalg import matmul
+
+
+@dataclass(frozen=True)
+class Product:
+    """A sum of outer products that is not multiplied out: leftᵀ·right ``(..., p, n)``.
+
+    Attributes:
+        left: ``(..., rows, p)``.
+        right: ``(..., rows, n)``.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def value(self) -> Tensor:
+        """Multiplied out."""
+        return matmul(self.left.mT, self.right)
+
+    def bound(self) -> Tensor:
+        """A number that no entry's size exceeds: finite only if they all are."""
+        return (self.left.abs().sum(-1) * self.right.abs().sum(-1)).sum()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes less memory than its value, and torch can add it to a matrix in one go."""
+        rows, p, n = *self.left.shape[-2:], self.right.shape[-1]
+        return rows * (p + n) <= p * n and self.left.ndim <= 3
 
 
 class PendingMean:
@@ -10,26 +42,37 @@ class PendingMean:
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
+        self.products: list[Product] = []
         self.count = 0
 
-    def add(self, total: Tensor, count: int) -> None:
+    def add(self, total: Tensor | Product, count: int) -> None:
         """Add a sum over ``count`` members."""
-        self.total = total if self.total is None else self.total + total
+        if isinstance(total, Product) and total.is_small:
+            self.products.append(total)
+        else:
+            value = total.value() if isinstance(total, Product) else total
+            self.total = value if self.total is None else self.total + value
         self.count += count
 
     def blend_into(self, average: Tensor, rate: float) -> bool:
         """Average ← (1 − rate)·average + rate·mean (eq. 12), and start anew; False if nothing was gathered."""
-        if self.total is None:
+        if not self.count:
             return False
-        average.lerp_(self.total / self.count, rate)
+        keep = 1.0 - rate
+        if self.total is not None:
+            average.lerp_(self.total / self.count, rate)
+            keep = 1.0
+        for product in self.products:
+            blend = torch.Tensor.addmm_ if average.ndim == 2 else torch.Tensor.baddbmm_
+            blend(average, product.left.mT, product.right, beta=keep, alpha=rate / self.count)
+            keep = 1.0
         self.clear()
         return True
 
     def clear(self) -> None:
         """Forget what was gathered."""
-        self.total, self.count = None, 0
+        self.total, self.products, self.count = None, [], 0
 
-
-def pending_totals(*means: PendingMean) -> list[Tensor]:
-    """The sums that are waiting in ``means``."""
-    return [mean.total for mean in means if mean.total is not None]
+    def pending(self) -> list[Tensor]:
+        """Numbers that are finite only if all that was gathered is; none if nothing was."""
+        return [*([] if self.total is None else [self.total]), *(product.bound() for product in self.products)]

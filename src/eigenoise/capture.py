@@ -116,8 +116,10 @@ class Capture:
             self._expecting[index] = g.detach().clone()  # it may become the .grad that is added to or clipped
 
 
-def join(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[Joined]:
+def join(used: Sequence[tuple[Call, Tensor]], examples: int, count: int) -> list[Joined]:
     """Calls of one forward pass and gradients ``(v, ...)`` at their outputs, layer by layer in the canonical form.
+
+    Only the first ``count`` of the ``examples`` are taken.
 
     Several calls of one layer become further positions, so that an example's gradient is the sum over them. So do the
     rows of a layer that sees several for each of the model's ``examples``, as after ``x.flatten(0, 1)``.
@@ -133,8 +135,11 @@ def join(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[Joined]:
         layer = calls[0][0].layer
         for call, _ in calls:
             layer.check_batch_axis(call.x, examples)
-        a = [layer.activations(call.x) for call, _ in calls]
-        g = [_stack([layer.gradients(vector) for vector in vectors], -4) for _, vectors in calls]
+        a = [layer.activations(layer.first(call.x, examples, count)) for call, _ in calls]
+        g = [
+            _stack([layer.gradients(layer.first(vector, examples, count)) for vector in vectors], -4)
+            for _, vectors in calls
+        ]
         sizes = [part.shape[-3] for part in a]
         if len(set(sizes)) > 1:
             raise ValueError(
@@ -142,9 +147,7 @@ def join(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[Joined]:
                 f"its examples cannot be matched; call it with equal batches, or treat it with overrides={{"
                 f"{layer.name!r}: 'diagonal'}}"
             )
-        a_all, g_all = (
-            layer.regroup(parts[0] if len(parts) == 1 else torch.cat(parts, -2), examples) for parts in (a, g)
-        )
+        a_all, g_all = (layer.regroup(parts[0] if len(parts) == 1 else torch.cat(parts, -2), count) for parts in (a, g))
         joined.append((layer, a_all, g_all))
     return joined
 

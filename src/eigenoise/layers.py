@@ -68,6 +68,26 @@ class MatrixLayer(ABC):
                 f"{fitting[0]}: build the optimiser with batch_dim={fitting[0]}"
             )
 
+    def first(self, x: Tensor, examples: int, count: int) -> Tensor:
+        """The part of an input, or of a gradient by the output, that belongs to the first ``count`` of ``examples``.
+
+        Raises:
+            ValueError: if its rows cannot be told apart by examples.
+        """
+        if count == examples:
+            return x
+        axis = self.batch_dim or 0
+        if x.ndim > 2 and axis and x.shape[axis] == examples:
+            return x.narrow(axis, 0, count)
+        if x.shape[0] % examples:
+            raise ValueError(
+                f"layer {self.name!r} got {x.shape[0]} rows for {examples} examples, and which row belongs to which "
+                "example is unknown: use stats_fraction=1"
+            )
+        if axis:  # rows flattened from a sequence-first input have the examples last
+            return x.unflatten(0, (-1, examples))[:, :count].flatten(0, 1)
+        return x[: x.shape[0] // examples * count]
+
     def regroup(self, x: Tensor, examples: int) -> Tensor:
         """``(..., b, t, ·)`` where b counts several rows of each of ``examples``: those become positions.
 
@@ -81,7 +101,7 @@ class MatrixLayer(ABC):
         return x.unflatten(-3, (examples, -1)).flatten(-3, -2)
 
     def _with_ones(self, a: Tensor) -> Tensor:
-        return functional.pad(a, (0, 1), value=1.0) if self.has_bias else a
+        return functional.pad(a, (0, 1), value=1.0) if self.has_bias else a.clone()  # the user's own may change
 
     def _split(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
         return (matrix[..., :-1], matrix[..., -1]) if self.has_bias else (matrix, None)
@@ -184,7 +204,8 @@ class ConvLayer(MatrixLayer):
         if spatial == 1:
             x, kernel, dilation, stride = x.unsqueeze(2), (1, *kernel), (1, *dilation), (1, *stride)
         patches = functional.unfold(x, kernel, dilation=dilation, stride=stride)  # (b, channels·taps, t)
-        return self._with_ones(self._groups_first(patches))
+        patches = self._groups_first(patches)
+        return self._with_ones(patches) if self.has_bias else patches
 
     def gradients(self, g: Tensor) -> Tensor:
         """``(b, p, places...)`` as ``(b, t, p)``, or ``(groups, b, t, p)``."""

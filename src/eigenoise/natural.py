@@ -27,6 +27,8 @@ from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment
 from eigenoise.variational import VariationalOptimizer
 
+AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
+
 
 class NaturalGradient(VariationalOptimizer):
     """The optimiser behind every natural-gradient method; use one of the named ones in ``optim``.
@@ -47,6 +49,8 @@ class NaturalGradient(VariationalOptimizer):
         scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
         refresh_every: T_eig or T_inv, steps between decompositions.
         reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never.
+        stats_fraction: the part of a batch's examples, its first ones, that statistics are taken from. Convolutions,
+            with many positions in each example, can do with an eighth.
         fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"``
             sums over all outputs or classes, ``"empirical"`` takes the training gradient itself.
         layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.
@@ -78,6 +82,7 @@ class NaturalGradient(VariationalOptimizer):
         scale_every: int | None = None,
         refresh_every: int = 100,
         reinit_every: int | None = None,
+        stats_fraction: float = 1.0,
         fisher: str = "sampled",
         layer_clip: float | None = 1e-3,
         kl_clip: float | None = None,
@@ -106,8 +111,9 @@ class NaturalGradient(VariationalOptimizer):
             "kl_clip": kl_clip,
         }
         super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
-        self.statistics = Statistics(self.slots, likelihood, fisher, self.generator)
+        self.statistics = Statistics(self.slots, likelihood, fisher, self.generator, stats_fraction)
         self._warned = False
+        self._turns = _take_turns(self.slots, self.refresh_every)
 
     def _make_slot(self, treatment: Treatment) -> FisherSlot:
         layer = treatment.layer
@@ -184,8 +190,9 @@ class NaturalGradient(VariationalOptimizer):
             scale = max(group["ema_scale"], 1 / (self.steps // self.scale_every + 2) if self.warmup else 0.0)
             for slot in self.slots:
                 slot.fisher.commit(factors, scale)
-        if self._due(self.refresh_every):
-            failed = [slot.name for slot in self.slots if not slot.refresh()]
+        turn = self.steps % self.refresh_every
+        if turn < len(self._turns):
+            failed = [slot.name for slot in self._turns[turn] if not slot.refresh()]
             if failed and not self._warned:
                 warnings.warn(
                     f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
@@ -304,6 +311,24 @@ class NaturalGradient(VariationalOptimizer):
         if not self.treatments[slot.name].noisy:
             return f"{kind}, point estimate"
         return kind if self.noise else f"{kind}, no noise in training"
+
+
+def _take_turns(slots: Sequence[FisherSlot], most: int) -> list[list[FisherSlot]]:
+    """Which layers are decomposed together, one group a step, so that no step waits for more than the largest does.
+
+    Small layers are a group; there are at most ``most``.
+    """
+    costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in slots]
+    limit = max(AT_ONCE, *costs, sum(costs) / most)
+    turns: list[list[FisherSlot]] = [[]]
+    spent = 0.0
+    for slot, cost in zip(slots, costs, strict=True):
+        if spent + cost > limit and len(turns) < most:
+            turns.append([])
+            spent = 0.0
+        turns[-1].append(slot)
+        spent += cost
+    return turns
 
 
 def _dots(slots: list[FisherSlot], momenta: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:

@@ -68,10 +68,23 @@ class Statistics:
         likelihood: whose targets are drawn, or whose Fisher is exact.
         fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
         generator: of drawn targets and signs.
+        fraction: of a batch's examples that are looked at.
     """
 
-    def __init__(self, slots: Sequence[FisherSlot], likelihood: Likelihood, fisher: str, generator: torch.Generator):
+    def __init__(
+        self,
+        slots: Sequence[FisherSlot],
+        likelihood: Likelihood,
+        fisher: str,
+        generator: torch.Generator,
+        fraction: float = 1.0,
+    ):
         self.fisher = checks.choice("fisher", fisher, FISHERS)
+        self.fraction = checks.number("stats_fraction", fraction, open_low=True, high=1.0)
+        if self.fraction < 1 and likelihood.stack is not None:
+            raise ValueError(
+                f"stats_fraction must be 1 for a stack of models, but {fraction} came: use smaller batches"
+            )
         self.slots, self.likelihood, self.generator = slots, likelihood, generator
         self._slot_of = {id(slot.layer): slot for slot in slots}
         self._bare = [slot for slot in slots if isinstance(slot.layer, BareParameter)]
@@ -103,12 +116,18 @@ class Statistics:
             return None
         terms = self.likelihood.terms(f)
         examples = f.shape[0] if self.likelihood.stack is None else terms
+        count = max(1, round(self.fraction * examples))
         if self.fisher == "empirical":
-            return self._from_training_gradient(self.capture.calls_behind(f), examples, terms)
-        used, bare = self.capture.backward(f, self._vectors(f.detach()))
+            return self._from_training_gradient(self.capture.calls_behind(f), examples, count, terms)
+        vectors = self._vectors(f.detach())
+        if count < examples:
+            vectors = vectors.clone()
+            vectors[:, count:] = 0.0
+        used, bare = self.capture.backward(f, vectors)
 
         def backpropagated(scale: Tensor) -> None:
-            self._take_in(join(used, examples), bare, terms)
+            self._take_in(join(used, examples, count), terms * count // examples)
+            self._take_in_bare(bare, terms * count // examples)
             self.capture.release(call for call, _ in used)
 
         return backpropagated
@@ -138,7 +157,9 @@ class Statistics:
             vectors = vectors * (2 * signs - 1).to(vectors)
         return vectors
 
-    def _from_training_gradient(self, calls: list[Call], examples: int, terms: int) -> Callable[[Tensor], None]:
+    def _from_training_gradient(
+        self, calls: list[Call], examples: int, count: int, terms: int
+    ) -> Callable[[Tensor], None]:
         """The training gradient itself, freed of the mean over the batch and of any scaling of the loss."""
 
         def backward_begins(scale: Tensor) -> None:
@@ -147,20 +168,22 @@ class Statistics:
 
             def deliver() -> None:
                 used = [(call, factor * call.g.unsqueeze(0)) for call in calls if call.g is not None]
-                layers = join(used, examples)
-                self._take_in(layers, [None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
+                self._take_in(join(used, examples, count), terms * count // examples)
+                self._take_in_bare([None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
 
             self._deliveries.append(deliver)
 
         return backward_begins
 
-    def _take_in(self, layers: list[Joined], bare: Sequence[Tensor | None], terms: int) -> None:
+    def _take_in(self, layers: list[Joined], terms: int) -> None:
         for layer, a, g in layers:
             slot = self._slot_of[id(layer)]
             self.seen.add(slot.name)
             with full_precision(a.device):
                 slot.fisher.update(a, g, terms, factors=self._factors, scale=self._scale)
-        for slot, total in zip(self._bare, bare, strict=True):
+
+    def _take_in_bare(self, totals: Sequence[Tensor | None], terms: int) -> None:
+        for slot, total in zip(self._bare, totals, strict=True):
             if total is not None:
                 self.seen.add(slot.name)
                 if self._scale:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from eigenoise.averages import PendingMean, pending_totals
+from eigenoise.averages import PendingMean
 from eigenoise.fisher.base import FLOOR, Fisher
 from eigenoise.fisher.moments import squared_gradients
 
@@ -54,7 +54,7 @@ class Diagonal(Fisher):
 
     def pending(self) -> list[Tensor]:
         """The pending sum of r."""
-        return pending_totals(self._r)
+        return self._r.pending()
 
     def discard(self) -> None:
         """Forget the pending sum."""

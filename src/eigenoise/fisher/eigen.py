@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks, linalg
-from eigenoise.averages import PendingMean, pending_totals
+from eigenoise.averages import PendingMean
 from eigenoise.distributions import EigenMatrixNormal
 from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
@@ -80,7 +80,7 @@ class Eigen(Fisher):
 
     def pending(self) -> list[Tensor]:
         """The pending sums of A, S and R."""
-        return [*self.factors.pending(), *pending_totals(self._R)]
+        return [*self.factors.pending(), *self._R.pending()]
 
     def discard(self) -> None:
         """Forget the pending sums."""

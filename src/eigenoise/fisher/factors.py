@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.averages import PendingMean, pending_totals
+from eigenoise.averages import PendingMean
 from eigenoise.fisher.moments import gram
 from eigenoise.linalg import matmul
 
@@ -54,12 +54,17 @@ class KroneckerFactors:
 
     def pending(self) -> list[Tensor]:
         """The pending sums."""
-        return pending_totals(self._A, self._S)
+        return [*self._A.pending(), *self._S.pending()]
 
     def discard(self) -> None:
         """Forget the pending sums."""
         self._A.clear()
         self._S.clear()
+
+    @property
+    def decomposition_cost(self) -> int:
+        """p³ + n³, for each leading index."""
+        return self.A.shape[:-2].numel() * (self.A.shape[-1] ** 3 + self.S.shape[-1] ** 3)
 
     def decompose(self) -> Change | None:
         """Renew the eigenbasis and eigenvalues (eq. 5); None, with all as it was, if either side fails."""

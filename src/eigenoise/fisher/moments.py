@@ -9,22 +9,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eigenoise.averages import Product
 from eigenoise.linalg import matmul
 
-CHUNK = 1 << 24  # numbers in the largest temporary: 64 MB in float32
+CHUNK = 1 << 21  # numbers in the largest temporary, which then stays in a processor's cache
+FEW = 4  # positions whose pairs cost less to multiply than gradients of examples cost to write and read
 
 
-def gram(x: Tensor) -> Tensor:
+def gram(x: Tensor) -> Product:
     """Σ x·xᵀ over examples and positions: ``(..., b, t, n)`` gives ``(..., n, n)``."""
     rows = x.flatten(-3, -2)
-    return matmul(rows.mT, rows)
+    return Product(rows, rows)
 
 
-def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: Tensor | None = None) -> Tensor:
+def squared_gradients(
+    a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: Tensor | None = None
+) -> Tensor | Product:
     """Σ over examples of (q_outᵀ G q_in)² elementwise, with G = Σₜ g·aᵀ one example's gradient (eq. 6).
 
-    Activations and gradients are rotated first or gradients formed first, whichever costs less, and examples are
-    taken in chunks so that memory stays bounded.
+    Activations and gradients are rotated first or gradients formed first, whichever costs less. With few positions no
+    gradient is formed at all, as (Σₜ gaᵀ)² is the sum over pairs of positions of the products of their squares' roots;
+    with many, examples are taken in chunks so that memory stays bounded.
 
     Args:
         a: ``(..., b, t, n)``.
@@ -43,8 +48,8 @@ def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: T
     if q_out is not None and q_in is not None and rotate_first:
         a = _times(a, q_in)
         g = _times(g.flatten(-4, -3), q_out).unflatten(-3, (v, b))
-    if t == 1:
-        return matmul(g.squeeze(-2).square().sum(-3).mT, a.squeeze(-2).square())
+    if t <= FEW and (rotate_first or q_in is None):
+        return _over_pairs(a, g)
     lead = a.shape[:-3].numel()
     size = max(1, CHUNK // (lead * v * p * n))
     total = torch.zeros(*a.shape[:-3], p, n, dtype=a.dtype, device=a.device)
@@ -54,6 +59,18 @@ def squared_gradients(a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: T
             gradients = q_out.unsqueeze(-3).mT @ _times(gradients, q_in)
         total += gradients.square_().sum(-3)
     return total
+
+
+def _over_pairs(a: Tensor, g: Tensor) -> Product:
+    """Σ over examples of (Σₜ gₜ·aₜᵀ)² as Σ over pairs t ≤ u, twice if t < u, of (gₜ∘g_u)·(aₜ∘a_u)ᵀ."""
+    t = a.shape[-2]
+    if t == 1:
+        return Product(g.squeeze(-2).square().sum(-3), a.squeeze(-2).square())
+    first, second = torch.triu_indices(t, t, device=a.device).unbind()
+    left = (g[..., first, :] * g[..., second, :]).sum(-4)  # (..., b, pairs, p)
+    right = a[..., first, :] * a[..., second, :]
+    right = right * torch.where(first == second, 1.0, 2.0).to(a.dtype).unsqueeze(-1)
+    return Product(left.flatten(-3, -2), right.flatten(-3, -2))
 
 
 def _times(x: Tensor, q: Tensor) -> Tensor:

@@ -1,0 +1,33 @@
+"""The multilayer perceptron, for one model or for a stack of many trained at once."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch import nn
+
+from eigenoise import checks
+from eigenoise.models.stacked import StackedLinear
+
+
+class MLP(nn.Sequential):
+    """A multilayer perceptron with ReLU, weights and biases started as Glorot and Bengio propose.
+
+    Args:
+        in_features: size of an input.
+        hidden: sizes of the hidden layers; the paper uses one of 50 or 100.
+        out_features: size of the output.
+        stack: train this many models at once; inputs and outputs are then ``(s, b, ·)``.
+    """
+
+    def __init__(self, in_features: int, hidden: list[int], out_features: int, stack: int | None = None):
+        sizes = [in_features, *hidden, out_features]
+        layers: list[nn.Module] = []
+        for n, p in itertools.pairwise(sizes):
+            checks.integer("a layer's size", n)
+            linear = nn.Linear(n, p) if stack is None else StackedLinear(stack, n, p)
+            bound = (6 / (n + 1 + p)) ** 0.5  # the bias column counts as one more input
+            for parameter in linear.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
+            layers += [linear, nn.ReLU()]
+        super().__init__(*layers[:-1])
