@@ -32,7 +32,7 @@ class Blocks:
         self.swap: Swap = InPlace(slots) if parallel is None else SideBySide(slots, parallel, antithetic)
         self.inside = self.trained = False
         self.count = 0
-        self.drawn: list[Tensor] = [slot.empty() for slot in slots]
+        self.drawn: list[Tensor] = []
         self._last: list[Tensor] | None = None  # the sample that waits for its mirror image
 
     @contextmanager
@@ -53,8 +53,10 @@ class Blocks:
         if self.inside:
             raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
         last = self._last if mirror else None
-        with torch.no_grad(), full_precision(self.drawn[0].device):
+        with torch.no_grad(), full_precision(self.slots[0].mean.device):
             self.swap.read()
+            if self.count == 1:  # the first sum is the slots' own sample, which is about to be drawn anew
+                self.drawn = [sample.clone() for sample in self.drawn]
             if last is not None:
                 for slot, sample in zip(self.slots, last, strict=True):
                     torch.sub(2 * slot.mean, sample, out=slot.sample)
@@ -72,9 +74,11 @@ class Blocks:
                 self.inside = False
                 end(self.trained)
         if self.trained:
-            add = torch._foreach_add_ if self.count else torch._foreach_copy_
             samples = self.swap.mean_samples()
-            add(self.drawn, samples)
+            if self.count:
+                torch._foreach_add_(self.drawn, samples)
+            else:
+                self.drawn = samples
             self.count += 1
             wait = self.antithetic and self.parallel is None and last is None
             self._last = [sample.clone() for sample in samples] if wait else None

@@ -69,6 +69,16 @@ def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
     return _sandwich(q_out, matrix, q_in.mT)
 
 
+def add_unrotated(base: Tensor, q_out: Tensor, matrix: Tensor, q_in: Tensor, alpha: float, out: Tensor) -> None:
+    """``out ← base + alpha · q_out · matrix · q_inᵀ`` in few operations; ``out`` may be ``base``."""
+    if matrix.ndim == base.ndim == q_out.ndim == 2:
+        torch.addmm(base, torch.mm(q_out, matrix), q_in.mT, alpha=alpha, out=out)
+    elif matrix.ndim == base.ndim == q_out.ndim == 3:
+        torch.baddbmm(base, torch.bmm(q_out, matrix), q_in.mT, alpha=alpha, out=out)
+    else:
+        torch.add(base, unrotate(q_out, matrix, q_in), alpha=alpha, out=out)
+
+
 def _sandwich(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
     """``left · matrix · right``; one more leading axis of ``matrix`` shares each product instead of repeating it."""
     if left.ndim == 2 or not matrix.shape[1:-2] == left.shape[:-2] == right.shape[:-2]:

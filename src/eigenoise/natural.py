@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -219,20 +220,18 @@ class NaturalGradient(VariationalOptimizer):
         keep = group["momentum"]
         momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
         damping += group["damping"]
-        directions = [slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)]
-        sizes = _dots(active, momenta, directions)
-        if not math.isfinite((sizes.sum() + 0 * loss).item()):  # sees a NaN in any gradient or in the loss
+        directions, sizes = zip(*(slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)), strict=True)
+        table = _on_host([*sizes, loss])
+        if not np.isfinite(table).all():
             self._stop_at_nan(loss)
-        rates = [group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active]  # momentum bias-corrected
-        scales = _clip(_squares(rates, sizes) * sizes, group["layer_clip"], group["kl_clip"])
-        for i, (slot, momentum, direction) in enumerate(zip(active, momenta, directions, strict=True)):
-            if scales is None:
-                slot.mean.sub_(direction, alpha=rates[i])
+        rates = np.array([group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active])  # bias-corrected momentum
+        rates = _clipped(rates.reshape(-1, *(1,) * (table.ndim - 1)), table[:-1], group["layer_clip"], group["kl_clip"])
+        for slot, momentum, direction, rate in zip(active, momenta, directions, rates, strict=True):
+            if slot.layer.stack is None:  # what all models of a stack share takes the most careful one's
+                slot.move(direction, float(rate.min()))
             else:
-                scale = scales[i]
-                if scale.ndim:  # what all models of a stack share takes the most careful one's
-                    scale = scale.min() if slot.layer.stack is None else scale[:, None, None]
-                slot.mean.addcmul_(direction, scale, value=-rates[i])
+                each = torch.from_numpy(rate).to(direction)
+                slot.move(direction.mul_(each[:, None, None]), 1.0)
             slot.momentum = momentum
             slot.updates += 1
 
@@ -265,8 +264,10 @@ class NaturalGradient(VariationalOptimizer):
         gradients = [slot.gradient for slot in active]
         if self.blocks_per_step > 1:
             torch._foreach_mul_(gradients, 1 / self.blocks_per_step)
-        wanted = {id(slot) for slot in active}
-        drawn = [total for slot, total in zip(self.slots, self.blocks.drawn, strict=True) if id(slot) in wanted]
+        drawn = self.blocks.drawn
+        if len(active) < len(self.slots):
+            wanted = {id(slot) for slot in active}
+            drawn = [total for slot, total in zip(self.slots, drawn, strict=True) if id(slot) in wanted]
         torch._foreach_add_(gradients, drawn, alpha=damping / self.blocks.count)
 
     # Looking and keeping.
@@ -331,30 +332,27 @@ def _take_turns(slots: Sequence[FisherSlot], most: int) -> list[list[FisherSlot]
     return turns
 
 
-def _dots(slots: list[FisherSlot], momenta: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
-    """gᵀ(F + γI)⁻¹g of each slot: ``(slots,)``, or ``(slots, s)`` if there is a stack of models."""
-    dots = []
-    for slot, momentum, direction in zip(slots, momenta, directions, strict=True):
-        product = momentum * direction
-        dots.append(product.sum() if slot.layer.stack is None else product.flatten(1).sum(-1))
-    if any(dot.ndim for dot in dots):
-        dots = list(torch.broadcast_tensors(*dots))
-    return torch.stack(dots)
+def _on_host(numbers: Sequence[Tensor]) -> np.ndarray:
+    """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
+    if any(number.ndim for number in numbers):
+        numbers = torch.broadcast_tensors(*numbers)
+    return torch.stack(list(numbers)).double().cpu().numpy()
 
 
-def _squares(rates: list[float], sizes: Tensor) -> float | Tensor:
-    """α² of each slot, shaped to multiply ``sizes``; one number where all slots took part in every step."""
-    if min(rates) == max(rates):
-        return rates[0] ** 2
-    return sizes.new_tensor(rates).square().reshape(-1, *(1,) * (sizes.ndim - 1))
+def _clipped(rates: np.ndarray, sizes: np.ndarray, layer_clip: float | None, kl_clip: float | None) -> np.ndarray:
+    """Rates α that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and the sum of all below ``kl_clip``.
 
+    Args:
+        rates: ``(slots,)``, or ``(slots, 1)`` for a stack of models.
+        sizes: gᵀF⁻¹g, ``(slots,)`` or ``(slots, s)``.
+        layer_clip: or None for no bound.
+        kl_clip: or None for no bound.
 
-def _clip(changes: Tensor, layer_clip: float | None, kl_clip: float | None) -> Tensor | None:
-    """Factors that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and their sum below ``kl_clip``."""
-    if layer_clip is None and kl_clip is None:
-        return None
-    changes = changes.clamp_min(FLOOR)
-    scales = ((math.inf if layer_clip is None else layer_clip) / changes).sqrt().clamp_max(1.0)
+    Returns:
+        ``(slots,)`` or ``(slots, s)``.
+    """
+    changes = np.maximum(rates**2 * sizes, FLOOR)
+    scales = np.ones_like(changes) if layer_clip is None else np.minimum(np.sqrt(layer_clip / changes), 1.0)
     if kl_clip is not None:
-        scales = scales * (kl_clip / (scales.square() * changes).sum(0)).sqrt().clamp_max(1.0)
-    return scales
+        scales = scales * np.minimum(np.sqrt(kl_clip / (scales**2 * changes).sum(0)), 1.0)
+    return rates * scales

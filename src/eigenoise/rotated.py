@@ -214,15 +214,16 @@ class Rotated(nn.Parameter):
 
     def __deepcopy__(self, memo: dict) -> Tensor:
         """An ordinary parameter with the value that is seen now."""
-        return nn.Parameter.__deepcopy__(self._ordinary(), memo)
+        if id(self) not in memo:
+            memo[id(self)] = self._ordinary()
+        return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """An ordinary parameter with the value that is seen now."""
         return nn.Parameter.__reduce_ex__(self._ordinary(), protocol)
 
     def _ordinary(self) -> nn.Parameter:
-        seen = _look(self)
-        return self if seen is self else nn.Parameter(seen.detach(), self.requires_grad)
+        return nn.Parameter(_look(self).detach().clone(), self.requires_grad)
 
 
 def _look(param: Rotated) -> Tensor:

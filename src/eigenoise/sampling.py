@@ -153,15 +153,15 @@ class SamplingOptimizer(Optimizer):
         with block, self.likelihood.observed_by(self._observe):
             yield
 
-    def _observe(self, f: Tensor, y: Tensor, loss: Tensor) -> None:
+    def _observe(self, f: Tensor, loss: Tensor, learn: Callable[[], None]) -> None:
         """Called by the likelihood for every training loss; what follows happens only if it is backpropagated."""
         then = self._on_loss(f)
-        output, value = f.detach(), loss.detach()  # the hook must not hold the graph that holds the hook
+        value = loss.detach()  # the hook must not hold the graph that holds the hook
 
         def backpropagated(scale: Tensor) -> None:
             self.blocks.trained = True
             self._losses.append(value)
-            self.likelihood.observe(output, y)
+            learn()
             if then is not None:
                 then(scale)
 

@@ -34,22 +34,33 @@ class FisherSlot(Slot):
         self.gradient, self.momentum = self.empty(), self.empty()
         self.updates = 0  # steps it took part in
         self.gradient_views = layer.views(self.gradient)
+        self._basis = None if rotated else fisher.factors  # None if the slot's numbers are coordinates in it
 
     def draw(self, generator: torch.Generator, spread: float, damping: float) -> None:
         """``sample`` from N(mean, spread²·(F + γI)⁻¹) (eq. 20), or the mean itself."""
         if not self.noisy:
             self.sample.copy_(self.mean)
-        elif self.rotated:
-            torch.addcmul(
-                self.mean, self.white(generator), self.fisher.inverse_root(damping), value=spread, out=self.sample
-            )
+        elif self._basis is None:
+            root = self.fisher.inverse_root(damping)
+            torch.addcmul(self.mean, self.white(generator), root, value=spread, out=self.sample)
         else:
-            noise = self.fisher.root(self.white(generator), damping)
-            torch.add(self.mean, noise, alpha=spread, out=self.sample)
+            noise = self.white(generator) * self.fisher.inverse_root(damping)
+            self._basis.add_unrotated(self.mean, noise, spread, self.sample)
 
-    def solve(self, V: Tensor, damping: float) -> Tensor:
-        """(F + γI)⁻¹V (eqs 3, 4, 21)."""
-        return V * self.fisher.inverse(damping) if self.rotated else self.fisher.solve(V, damping)
+    def solve(self, V: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+        """(F + γI)⁻¹V (eqs 3, 4, 21), as coordinates in the Fisher's basis, and Vᵀ(F + γI)⁻¹V, ``()`` or ``(s,)``."""
+        coordinates = V if self._basis is None else self.fisher.rotate(V)
+        direction = coordinates * self.fisher.inverse(damping)
+        if self.layer.stack is None:
+            return direction, torch.dot(coordinates.reshape(-1), direction.reshape(-1))
+        return direction, (coordinates * direction).flatten(1).sum(-1)
+
+    def move(self, direction: Tensor, rate: float) -> None:
+        """Mean ← mean − rate·direction, which is given as coordinates in the Fisher's basis."""
+        if self._basis is None:
+            self.mean.sub_(direction, alpha=rate)
+        else:
+            self._basis.add_unrotated(self.mean, direction, -rate, self.mean)
 
     def refresh(self) -> bool:
         """A new basis for the Fisher and for what is kept in it; False if a decomposition failed."""

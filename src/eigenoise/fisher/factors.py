@@ -83,3 +83,7 @@ class KroneckerFactors:
     def unrotate(self, V: Tensor) -> Tensor:
         """Q_SVQ_Aᵀ."""
         return linalg.unrotate(self.q_out, V, self.q_in)
+
+    def add_unrotated(self, base: Tensor, V: Tensor, alpha: float, out: Tensor) -> None:
+        """Out ← base + alpha·Q_SVQ_Aᵀ."""
+        linalg.add_unrotated(base, self.q_out, V, self.q_in, alpha, out)

@@ -13,7 +13,7 @@ from torch import Tensor
 from eigenoise import checks
 from eigenoise.predictive import Predictive
 
-Observer = Callable[[Tensor, Tensor, Tensor], None]
+Observer = Callable[[Tensor, Tensor, Callable[[], None]], None]  # output, loss, and how the likelihood learns from it
 
 
 def along_axes(root: Tensor) -> Tensor:
@@ -106,11 +106,16 @@ class Likelihood(ABC):
         With a stack, weight samples may stand in front: f ``(k, s, b, ·)`` with y ``(s, b, ·)``.
         """
         f, y = self.fit(f, y)
-        log_prob = self.log_prob(f, y)
-        loss = -log_prob.mean() if self.stack is None else log_prob.mean() * -self.stack
+        loss, learn = self._loss(f, y)
         if self._observer is not None and loss.requires_grad:
-            self._observer(f, y, loss)
+            self._observer(f, loss, learn)
         return loss
+
+    def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """The loss, and what to call if it is backpropagated, which must not hold its graph."""
+        log_prob, output = self.log_prob(f, y), f.detach()
+        loss = -log_prob.mean() if self.stack is None else log_prob.mean() * -self.stack
+        return loss, lambda: self.observe(output, y)
 
     def fit(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Output and targets made to fit: at least float32, of one dtype, targets repeated for each weight sample.
@@ -143,7 +148,7 @@ class Likelihood(ABC):
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
-        """Within the block, show ``observer`` every (f, y, loss) of ``nll``.
+        """Within the block, show ``observer`` every loss of ``nll``.
 
         Raises:
             RuntimeError: if another observer is looking: one likelihood serves one optimiser at a time.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ class GaussianLikelihood(Likelihood):
         self._outputs = 1
         self._adam = AdamOnLogs(lr)
         self._cached: tuple[Tensor, Tensor] | None = None
+        self._shape: float | None = None  # what ``a`` was filled with
+        self._digamma: Tensor | None = None  # of ``a``
 
     @property
     def posterior(self) -> Gamma:
@@ -131,13 +134,31 @@ class GaussianLikelihood(Likelihood):
 
     def observe(self, f: Tensor, y: Tensor) -> None:
         """Gather squared residuals."""
+        self._gather(self._sum_of_squares(f.detach(), y), f)
+
+    def _sum_of_squares(self, f: Tensor, y: Tensor) -> Tensor:
+        """Σ(y − f)² of each model, ``()`` or ``(s,)``."""
+        if self.stack is None:
+            return functional.mse_loss(f, y, reduction="sum")
+        return _squares(f, y).sum([axis for axis in range(f.ndim) if axis != f.ndim - 3])
+
+    def _gather(self, squares: Tensor, f: Tensor) -> None:
         if self.precision is None:
-            squared = _squares(f.detach(), y)
-            others = [axis for axis in range(f.ndim) if self.stack is None or axis != f.ndim - 3]
             if self.residual.device != f.device:  # follow the model, so that learning never waits for the host
                 self.a, self.b, self.residual = (t.to(f.device) for t in (self.a, self.b, self.residual))
-            self._residual.add(squared.sum(others).double(), self.terms(f))
+            self._residual.add(squares.double(), self.terms(f))
             self._outputs = f.shape[-1]
+
+    def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """½·E[τ]·Σ(y − f)²/b − d·½·(E[log τ] − log 2π), summed over models: few operations, as small networks need."""
+        squares, (tau, normaliser) = self._sum_of_squares(f, y), self._moments(f)
+        weight, constant = 0.5 / self.terms(f), normaliser * -f.shape[-1]
+        if self.stack is None:
+            loss = torch.addcmul(constant, squares, tau, value=weight)
+        else:
+            loss = torch.add(constant.sum(), torch.dot(tau.flatten(), squares), alpha=weight)
+        seen, output = squares.detach(), f.detach()
+        return loss, lambda: self._gather(seen, output)
 
     def update(self, num_data: int, samples: int = 1) -> None:
         """Move q(τ) by what was observed, when each example was seen ``samples`` times."""
@@ -147,11 +168,15 @@ class GaussianLikelihood(Likelihood):
         if self.method == "closed-form":
             rate = max(1 / self.steps, min(1.0, self._residual.count / (samples * num_data)))
             self._residual.blend_into(self.residual, rate)
-            self.a.fill_(self.prior[0] + 0.5 * num_data * self._outputs)
+            shape = self.prior[0] + 0.5 * num_data * self._outputs
+            if shape != self._shape:  # it never changes while N stays
+                self.a.fill_(shape)
+                self._shape, self._digamma = shape, None
             self.b = self.prior[1] + 0.5 * num_data * self.residual
         else:
             self._residual.blend_into(self.residual, 1.0)
             self.a, self.b = self._adam.step((self.a, self.b), self._elbo_gradient(num_data) / -num_data)
+            self._digamma = None
         self._cached = None
 
     def _elbo_gradient(self, num_data: int) -> Tensor:
@@ -196,13 +221,15 @@ class GaussianLikelihood(Likelihood):
         self.steps = int(state["steps"])
         self._adam.load_state_dict(state)
         self.discard()
-        self._cached = None
+        self._cached = self._shape = self._digamma = None
 
     def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """E[τ] and ½·(E[log τ] − log 2π) like ``f``, shaped to broadcast against ``(..., s, b)`` or ``(..., b)``."""
         if self._cached is None or self._cached[0].dtype != f.dtype or self._cached[0].device != f.device:
             tau = self.tau
-            log_tau = tau.log() if self.precision is not None else torch.digamma(self.a) - self.b.log()
+            if self._digamma is None or self._digamma.device != self.a.device:
+                self._digamma = torch.digamma(self.a)
+            log_tau = tau.log() if self.precision is not None else self._digamma - self.b.log()
             both = torch.stack([tau, 0.5 * (log_tau - LOG_2PI)]).to(f)
             tau, normaliser = both if self.stack is None else both.unsqueeze(-1)
             if torch.is_inference_mode_enabled():  # such tensors could never be used in training
