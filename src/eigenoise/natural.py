@@ -222,13 +222,13 @@ class NaturalGradient(VariationalOptimizer):
         damping += group["damping"]
         directions, sizes = zip(*(slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)), strict=True)
         table = _on_host([*sizes, loss])
-        if not np.isfinite(table).all():
+        if not math.isfinite(table.sum()):
             self._stop_at_nan(loss)
         rates = np.array([group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active])  # bias-corrected momentum
         rates = _clipped(rates.reshape(-1, *(1,) * (table.ndim - 1)), table[:-1], group["layer_clip"], group["kl_clip"])
         for slot, momentum, direction, rate in zip(active, momenta, directions, rates, strict=True):
             if slot.layer.stack is None:  # what all models of a stack share takes the most careful one's
-                slot.move(direction, float(rate.min()))
+                slot.move(direction, float(rate.min() if rate.ndim else rate))
             else:
                 each = torch.from_numpy(rate).to(direction)
                 slot.move(direction.mul_(each[:, None, None]), 1.0)
@@ -336,7 +336,7 @@ def _on_host(numbers: Sequence[Tensor]) -> np.ndarray:
     """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
     if any(number.ndim for number in numbers):
         numbers = torch.broadcast_tensors(*numbers)
-    return torch.stack(list(numbers)).double().cpu().numpy()
+    return torch.stack(list(numbers)).cpu().numpy()
 
 
 def _clipped(rates: np.ndarray, sizes: np.ndarray, layer_clip: float | None, kl_clip: float | None) -> np.ndarray:

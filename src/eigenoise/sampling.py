@@ -182,7 +182,11 @@ class SamplingOptimizer(Optimizer):
             )
         if not self._in_closure:
             self._forget()
-        super().zero_grad(set_to_none)
+        if not set_to_none:
+            super().zero_grad(set_to_none)
+            return
+        for param in self.param_groups[0]["params"]:
+            param.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -72,7 +72,7 @@ class GaussianLikelihood(Likelihood):
         self._adam = AdamOnLogs(lr)
         self._cached: tuple[Tensor, Tensor] | None = None
         self._shape: float | None = None  # what ``a`` was filled with
-        self._digamma: Tensor | None = None  # of ``a``
+        self._digamma: Tensor | None = None  # ½·(ψ(a) − log 2π)
 
     @property
     def posterior(self) -> Gamma:
@@ -226,11 +226,13 @@ class GaussianLikelihood(Likelihood):
     def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """E[τ] and ½·(E[log τ] − log 2π) like ``f``, shaped to broadcast against ``(..., s, b)`` or ``(..., b)``."""
         if self._cached is None or self._cached[0].dtype != f.dtype or self._cached[0].device != f.device:
-            tau = self.tau
-            if self._digamma is None or self._digamma.device != self.a.device:
-                self._digamma = torch.digamma(self.a)
-            log_tau = tau.log() if self.precision is not None else self._digamma - self.b.log()
-            both = torch.stack([tau, 0.5 * (log_tau - LOG_2PI)]).to(f)
+            if self.precision is not None:
+                both = torch.stack([self.tau, 0.5 * (self.tau.log() - LOG_2PI)])
+            else:
+                if self._digamma is None or self._digamma.device != self.a.device:
+                    self._digamma = 0.5 * (torch.digamma(self.a) - LOG_2PI)
+                both = torch.stack([self.a / self.b, torch.sub(self._digamma, self.b.log(), alpha=0.5)])
+            both = both.to(f)
             tau, normaliser = both if self.stack is None else both.unsqueeze(-1)
             if torch.is_inference_mode_enabled():  # such tensors could never be used in training
                 return tau, normaliser
