@@ -538,6 +538,56 @@ def test_two_halves_equal_the_whole(fisher: str, arrange: Callable[..., None], k
     assert_same(gather(model, run, fisher=fisher), gather(model, lambda opt: step(opt, x, y), fisher=fisher))
 
 
+# A part of the batch.
+
+
+class Flattened(SequenceFirst):
+    """The first layer sees the rows of a sequence-first input one below the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        rows = self.tokens(x.transpose(0, 1).reshape(t * b, -1))
+        return self.head(rows.tanh().reshape(t, b, -1).sum(0))
+
+
+MODELS["flattened"] = (Flattened, (5, 4), {"batch_dim": 1})
+
+
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_part_of_the_batch_is_its_first_examples(fisher: str, kind: str) -> None:
+    model, x, y = problem(kind)
+    options = {"fisher": fisher, **MODELS[kind][2]}
+    part = gather(model, lambda opt: step(opt, x, y), stats_fraction=0.5, **options)
+    assert_same(part, gather(model, lambda opt: step(opt, x[: B // 2], y[: B // 2]), **options))
+    whole = gather(model, lambda opt: step(opt, x, y), **options)
+    assert any(not torch.allclose(part[name], whole[name]) for name in whole)
+
+
+def test_a_part_of_the_batch_for_bare_parameters() -> None:
+    model, x, y = problem(layer_normed)
+    opt = build(model, method=en.NoisyAdam, fisher="exact", kl_weight=0.0, damping=1e-3, stats_fraction=0.5)
+    draws = []
+    for _ in range(DRAWS):
+        step(opt, x, y)
+        draws.append(fishers_of(opt)["1.weight"].r.clone())
+    assert_unbiased(draws, fisher_diagonal(model, "1.weight", x[: B // 2], categorical_fisher))
+
+
+def test_a_part_of_the_batch_needs_rows_that_belong_to_examples() -> None:
+    class Odd(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(torch.cat([x, x[:1]])).tanh()[1:])
+
+    model, x, y = problem(Odd)
+    with pytest.raises(ValueError, match=r"'body' got 7 rows for 6 examples.*use stats_fraction=1"):
+        step(build(model, stats_fraction=0.5), x, y)
+    with pytest.raises(ValueError, match="stats_fraction must be 1 for a stack"):
+        build(en.models.MLP(3, [4], 1, stack=2), en.GaussianLikelihood(stack=2), stats_fraction=0.5)
+    with pytest.raises(ValueError, match="stats_fraction must be"):
+        build(model, stats_fraction=0.0)
+
+
 def test_bare_parameters_of_two_halves() -> None:
     model, x, y = problem(layer_normed)
     halves = [(x[: B // 2], y[: B // 2]), (x[B // 2 :], y[B // 2 :])]

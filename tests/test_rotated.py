@@ -347,3 +347,28 @@ def test_a_stack_can_be_kept_in_its_basis():
         train(opt, torch.randn(3, 40, 4), torch.randn(3, 40, 1))
         results.append(opt)
     assert_same(*results)
+
+
+# Turns.
+
+
+def test_large_decompositions_take_turns(monkeypatch):
+    monkeypatch.setattr("eigenoise.natural.AT_ONCE", 0)
+    model = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 20), nn.Linear(20, 2))
+    opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(), eig_every=6, stats_every=1)
+    x, y = torch.randn(60, 20), torch.randn(60, 2)
+    turns = []
+    for _ in range(12):
+        before = [slot.fisher.factors.q_in.clone() for slot in opt.slots]
+        train(opt, x, y, steps=1)
+        turns.append([i for i, slot in enumerate(opt.slots) if not torch.equal(before[i], slot.fisher.factors.q_in)])
+    assert turns == 2 * [[0], [1, 2], [3], [], [], []]
+
+
+def test_there_are_no_more_turns_than_steps_between_decompositions(monkeypatch):
+    monkeypatch.setattr("eigenoise.natural.AT_ONCE", 0)
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(7)))
+    opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(), eig_every=3)
+    assert [len(turn) for turn in opt._turns] == [2, 2, 3]
+    opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(), eig_every=1)
+    assert [len(turn) for turn in opt._turns] == [7]
