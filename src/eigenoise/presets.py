@@ -160,7 +160,7 @@ _BEST: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "boston": {
         "bbb": {"kl_weight": 0.1, "as_paper": True, "noise_scale": 0.959},
         "noisy-adam": {"kl_weight": 0.25, "as_paper": True, "noise_scale": 1.077},
-        "noisy-kfac": {"kl_weight": 0.5, "as_paper": True, "noise_scale": 0.959},
+        "noisy-kfac": {"kl_weight": 1.0, "as_paper": True, "noise_scale": 0.716},
         "noisy-ekfac": {"kl_weight": 0.5, "as_paper": True, "noise_scale": 0.853},
     },
     "concrete": {
