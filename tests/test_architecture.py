@@ -51,12 +51,14 @@ ORDER = [
     "figures",
     "report",
     "demo",
+    "bench",
     "cli",
     "__main__",
 ]
 FISHER_ORDER = ["moments", "factors", "base", "diagonal", "kronecker", "eigen", "__init__"]
 DATA_ORDER = ["files", "tables", "uci", "__init__"]
-MODEL_ORDER = ["stacked", "mlp", "vgg", "__init__"]
+MODEL_ORDER = ["stacked", "mlp", "vgg", "encoder", "__init__"]
+BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 
@@ -89,6 +91,7 @@ def test_imports_point_upward(path):
                 "likelihoods": LIKELIHOOD_ORDER,
                 "data": DATA_ORDER,
                 "models": MODEL_ORDER,
+                "bench": BENCH_ORDER,
             }[own]
             assert order.index(parts[1]) < order.index(path.stem)
 

@@ -35,3 +35,10 @@ def test_vgg_refuses_what_it_cannot_be():
         en.models.VGG16(width=0.0)
     with pytest.raises(ValueError, match="classes must be at least 1"):
         en.models.VGG16(classes=0)
+
+
+def test_a_transformer_encoder_gives_scores_for_sequences():
+    model = en.models.TransformerEncoder(width=8, depth=2, heads=2, classes=3)
+    assert model(torch.randn(4, 5, 8)).shape == (4, 3)
+    with pytest.raises(ValueError, match="width must be a multiple of heads, but 8 and 3 came"):
+        en.models.TransformerEncoder(width=8, heads=3)

@@ -105,6 +105,33 @@ def scaling(layer: Mapping[str, Any], stem: Path) -> list[Path]:
     return _save(figure, stem)
 
 
+def bars(groups: Mapping[str, Mapping[str, float]], stem: Path) -> list[Path]:
+    """Horizontal bars of costs, a panel for each group; 1 is marked."""
+    figure, panels = _panels(len(groups), width=4.6, height=3.2)
+    for panel, (title, costs) in zip(panels, groups.items(), strict=True):
+        names = list(costs)[::-1]
+        drawn = panel.barh(names, [costs[name] for name in names], color=COLORS["noisy-kfac"], height=0.7)
+        panel.bar_label(drawn, fmt="%.2f", fontsize=7, padding=2)
+        panel.axvline(1.0, color="#444444", lw=0.8)
+        panel.set_title(title, fontsize=8)
+        panel.tick_params(axis="y", labelsize=7)
+    figure.supxlabel("cost of a step, SGD with momentum = 1", fontsize=9)
+    figure.tight_layout()
+    return _save(figure, stem)
+
+
+def power_laws(panels_of: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]], stem: Path) -> list[Path]:
+    """Milliseconds over sizes on logarithmic axes, a panel for each title, a line for each kind of cost."""
+    figure, panels = _panels(len(panels_of), width=3.4, height=2.8)
+    for panel, (title, (sizes, kinds)) in zip(panels, panels_of.items(), strict=True):
+        for (kind, costs), color in zip(kinds.items(), COLORS.values(), strict=False):
+            panel.plot(sizes, np.maximum(costs, 1e-3), "o-", ms=3, lw=1.2, color=color, label=kind)
+        panel.set(xscale="log", yscale="log")
+        panel.set_title(title, fontsize=8)
+    _label(figure, panels, "size", "milliseconds")
+    return _save(figure, stem)
+
+
 def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
     import matplotlib
 

@@ -218,7 +218,8 @@ class NaturalGradient(VariationalOptimizer):
         self._gather_gradients(active, damping)
         self._update_fishers()  # it turns gradients that are kept in a basis into the new one
         keep = group["momentum"]
-        momenta = torch._foreach_lerp([s.momentum for s in active], [s.gradient for s in active], 1 - keep)
+        momenta = [slot.gradient for slot in active]
+        torch._foreach_lerp_(momenta, [slot.momentum for slot in active], keep)
         damping += group["damping"]
         directions, sizes = zip(*(slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)), strict=True)
         table = _on_host([*sizes, loss])
@@ -226,14 +227,13 @@ class NaturalGradient(VariationalOptimizer):
             self._stop_at_nan(loss)
         rates = np.array([group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active])  # bias-corrected momentum
         rates = _clipped(rates.reshape(-1, *(1,) * (table.ndim - 1)), table[:-1], group["layer_clip"], group["kl_clip"])
-        for slot, momentum, direction, rate in zip(active, momenta, directions, rates, strict=True):
+        for slot, direction, rate in zip(active, directions, rates, strict=True):
             if slot.layer.stack is None:  # what all models of a stack share takes the most careful one's
                 slot.move(direction, float(rate.min() if rate.ndim else rate))
             else:
                 each = torch.from_numpy(rate).to(direction)
                 slot.move(direction.mul_(each[:, None, None]), 1.0)
-            slot.momentum = momentum
-            slot.updates += 1
+            slot.keep_momentum()
 
     def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
         for slot in active:

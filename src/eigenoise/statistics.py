@@ -33,8 +33,19 @@ class FisherSlot(Slot):
         self.fisher, self.noisy, self.rotated = fisher, noisy, rotated
         self.gradient, self.momentum = self.empty(), self.empty()
         self.updates = 0  # steps it took part in
-        self.gradient_views = layer.views(self.gradient)
+        self._views = layer.views(self.gradient), layer.views(self.momentum)
         self._basis = None if rotated else fisher.factors  # None if the slot's numbers are coordinates in it
+
+    @property
+    def gradient_views(self) -> list[Tensor]:
+        """Parts of ``gradient`` in the shapes of the layer's parameters."""
+        return self._views[0]
+
+    def keep_momentum(self) -> None:
+        """Take what ``gradient`` holds for the new momentum; the memory of the old one holds the next gradient."""
+        self.momentum, self.gradient = self.gradient, self.momentum
+        self._views = self._views[1], self._views[0]
+        self.updates += 1
 
     def draw(self, generator: torch.Generator, spread: float, damping: float) -> None:
         """``sample`` from N(mean, spread²·(F + γI)⁻¹) (eq. 20), or the mean itself."""
@@ -50,7 +61,8 @@ class FisherSlot(Slot):
     def solve(self, V: Tensor, damping: float) -> tuple[Tensor, Tensor]:
         """(F + γI)⁻¹V (eqs 3, 4, 21), as coordinates in the Fisher's basis, and Vᵀ(F + γI)⁻¹V, ``()`` or ``(s,)``."""
         coordinates = V if self._basis is None else self.fisher.rotate(V)
-        direction = coordinates * self.fisher.inverse(damping)
+        memory = self.sample if self.rotated else None  # it is used no more
+        direction = torch.mul(coordinates, self.fisher.inverse(damping), out=memory)
         if self.layer.stack is None:
             return direction, torch.dot(coordinates.reshape(-1), direction.reshape(-1))
         return direction, (coordinates * direction).flatten(1).sum(-1)

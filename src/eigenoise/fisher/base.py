@@ -94,7 +94,7 @@ class Fisher(ABC):
 
     @abstractmethod
     def spectrum(self, damping: float) -> Tensor:
-        """Eigenvalues ``(..., p, n)`` of the damped Fisher, in the order of the basis."""
+        """Eigenvalues ``(..., p, n)`` of the damped Fisher, in the order of the basis, as a new tensor."""
 
     @abstractmethod
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
@@ -134,20 +134,19 @@ class Fisher(ABC):
         self._cache.clear()
 
     def inverse(self, damping: float) -> Tensor:
-        """Eigenvalues ``(..., p, n)`` of (F + γI)⁻¹, in the order of the basis."""
-        return self._cached("inverse", damping, lambda s: s.reciprocal())
+        """Eigenvalues ``(..., p, n)`` of (F + γI)⁻¹, in the order of the basis; kept until the spectrum moves."""
+        return self._cached("inverse", damping, lambda: self.spectrum(damping).reciprocal_())
 
     def inverse_root(self, damping: float) -> Tensor:
-        """Their square roots."""
-        return self._cached("root", damping, lambda s: s.rsqrt())
+        """Their square roots, kept likewise."""
+        return self._cached("root", damping, lambda: self.inverse(damping).sqrt())
 
-    def _cached(self, kind: str, damping: float, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """An elementwise function of the spectrum, kept until the spectrum moves."""
+    def _cached(self, kind: str, damping: float, compute: Callable[[], Tensor]) -> Tensor:
         key = (kind, damping)
         if key not in self._cache:
             if len(self._cache) > 8:  # a damping that is scheduled at every step must not fill the memory
                 self._cache.clear()
-            value = of(self.spectrum(damping))
+            value = compute()
             if torch.is_inference_mode_enabled():  # such tensors could never be used in training
                 return value
             self._cache[key] = value

@@ -70,7 +70,7 @@ class Diagonal(Fisher):
 
     def spectrum(self, damping: float) -> Tensor:
         """R + γ."""
-        return (self.r + damping).clamp_min(FLOOR)
+        return (self.r + damping).clamp_min_(FLOOR)
 
     def state(self) -> dict[str, Tensor]:
         """The diagonal r."""

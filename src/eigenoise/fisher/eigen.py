@@ -97,7 +97,7 @@ class Eigen(Fisher):
 
     def spectrum(self, damping: float) -> Tensor:
         """R + γ (eq. 14)."""
-        return (self.R + damping).clamp_min(FLOOR)
+        return (self.R + damping).clamp_min_(FLOOR)
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """The EMVG with variance scale/(R + γ) in the basis (eqs 13, 14)."""

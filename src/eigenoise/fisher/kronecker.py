@@ -70,8 +70,8 @@ class Kronecker(Fisher):
     def spectrum(self, damping: float) -> Tensor:
         """Λ_S⊗Λ_A + γ, or (Λ_S + √γ/π)⊗(Λ_A + π√γ) (eq. 11)."""
         if self.damping_form == "exact":
-            return (linalg.outer(self.factors.values_out, self.factors.values_in) + damping).clamp_min(FLOOR)
-        return linalg.outer(*self._damped_values(damping)).clamp_min(FLOOR)
+            return linalg.outer(self.factors.values_out, self.factors.values_in).add_(damping).clamp_min_(FLOOR)
+        return linalg.outer(*self._damped_values(damping)).clamp_min_(FLOOR)
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """An eigenvalue-corrected matrix normal with exact damping, a matrix normal with factored damping (eq. 11)."""

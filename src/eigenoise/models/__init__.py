@@ -1,7 +1,8 @@
-"""Networks: multilayer perceptrons, alone or in a stack, and VGG for small images."""
+"""Networks: multilayer perceptrons, alone or in a stack, VGG for small images, a transformer encoder."""
 
+from eigenoise.models.encoder import TransformerEncoder
 from eigenoise.models.mlp import MLP
 from eigenoise.models.stacked import SampledLinear, StackedLinear
 from eigenoise.models.vgg import VGG, VGG11, VGG13, VGG16, VGG19
 
-__all__ = ["MLP", "VGG", "VGG11", "VGG13", "VGG16", "VGG19", "SampledLinear", "StackedLinear"]
+__all__ = ["MLP", "VGG", "VGG11", "VGG13", "VGG16", "VGG19", "SampledLinear", "StackedLinear", "TransformerEncoder"]
