@@ -222,7 +222,7 @@ def _rich(grid: Grid) -> Table:
     for j, heading in enumerate(grid.header):
         table.add_column(heading, justify="right" if j else "left")
     for i, row in enumerate(grid.rows):
-        cells = [cell.replace(" (", "\n(") for cell in row]  # the paper's number below ours: terminals are narrow
+        cells = [row[0], *(cell.replace(" (", "\n(") for cell in row[1:])]  # the paper's number below ours
         table.add_row(*(f"[bold]{cell}[/]" if (i, j) in grid.bold else cell for j, cell in enumerate(cells)))
     return table
 

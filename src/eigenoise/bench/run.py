@@ -1,0 +1,91 @@
+"""The whole benchmark as parts, each of which adds to one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eigenoise.bench import growth as growing
+from eigenoise.bench import memory as remembering
+from eigenoise.bench import peers as others
+from eigenoise.bench.cases import CASES, Case
+from eigenoise.bench.measure import ratios
+from eigenoise.bench.steps import OURS, STUDY, Stepper
+from eigenoise.experiments import environment
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the benchmark.
+
+    Attributes:
+        title: what is measured.
+        steps: how often ``run`` will call back.
+        run: adds to the result, calling back as it goes.
+    """
+
+    title: str
+    steps: int
+    run: Callable[[dict[str, Any], OnStep], None]
+
+
+def parts(names: Sequence[str], *, rounds: int, peers: bool, memory: bool, growth: bool) -> Iterator[Part]:
+    """Parts for the cases ``names``; see the command for the arguments."""
+    for name in names:
+        methods: dict[str, Callable[[Case], Stepper]] = {**OURS, **(STUDY if name == "a" else {})}
+        if peers:
+            methods |= {label: _peer(label) for label in others.installed()}
+        yield Part(f"({name}) time", rounds * len(methods), _timing(name, methods, rounds))
+        if memory:
+            labels = ["SGD", *OURS, *(others.installed() if peers else ())]
+            yield Part(f"({name}) memory", len(labels), _memory(name, labels))
+    if growth:
+        for axis, about in growing.AXES.items():
+            yield Part(f"growth: {about.title}", len(about.sizes), _growth(axis, rounds))
+
+
+def _peer(label: str) -> Callable[[Case], Stepper]:
+    return lambda case: Stepper(others.installed()[label](case), period=others.PERIODS.get(label, 1))
+
+
+def _timing(name: str, methods: dict[str, Callable[[Case], Stepper]], rounds: int) -> Callable[..., None]:
+    def run(results: dict[str, Any], on_step: OnStep) -> None:
+        _head(results)
+        results["cases"][name] = ratios(CASES[name](), methods, rounds, on_step)
+
+    return run
+
+
+def _memory(name: str, labels: Sequence[str]) -> Callable[..., None]:
+    def run(results: dict[str, Any], on_step: OnStep) -> None:
+        found = results["cases"][name]["memory"] = {}
+        for label in labels:
+            if "reason" not in results["cases"][name]["methods"].get(label, {}):
+                found[label] = remembering.peak(name, label)
+            on_step(label)
+
+    return run
+
+
+def _growth(axis: str, rounds: int) -> Callable[..., None]:
+    def run(results: dict[str, Any], on_step: OnStep) -> None:
+        _head(results)
+        sizes, costs = [], []
+        for size, cost in growing.measure(growing.AXES[axis], rounds):
+            sizes.append(size)
+            costs.append(cost)
+            on_step(str(size))
+        results.setdefault("growth", {})[axis] = {
+            "sizes": sizes,
+            "ms": {kind: [cost[kind] for cost in costs] for kind in costs[0]},
+        }
+
+    return run
+
+
+def _head(results: dict[str, Any]) -> None:
+    results.setdefault("environment", environment())
+    results.setdefault("cases", {})
