@@ -396,13 +396,13 @@ def test_elbo_and_its_parts(data, method):
     generator = torch.Generator().manual_seed(0)
     log_probs = []
     for _ in range(3):
-        drawn = opt.sampled_params(generator) if opt.noise else opt.posterior.sampled_params(opt.model, generator)
+        drawn = opt.sampled_params(generator) if opt.noisy else opt.posterior.sampled_params(opt.model, generator)
         with drawn, torch.no_grad():
             log_probs.append(opt.likelihood.log_prob(opt.model(x), y).mean())
     torch.testing.assert_close(terms.log_likelihood, N * torch.stack(log_probs).mean(), **TOL)
     torch.testing.assert_close(terms.value, terms.log_likelihood - 0.5 * terms.kl_weights - terms.kl_noise, **TOL)
     torch.testing.assert_close(terms.per_example, terms.value / N, **TOL)
-    if not opt.noise:
+    if not opt.noisy:
         with pytest.raises(RuntimeError, match="sampled weights"):
             opt.elbo_terms()
         return

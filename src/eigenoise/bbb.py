@@ -54,7 +54,7 @@ class BayesByBackprop(VariationalOptimizer):
             as for ``SamplingOptimizer``.
     """
 
-    noise = True
+    noisy = True
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class BayesByBackprop(VariationalOptimizer):
     def _group_params(self) -> list[Tensor]:
         return [*self.params, *(slot.rho for slot in self.slots if slot.noisy)]
 
-    def _draw(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator, training: bool) -> None:
         for slot in self.slots:
             if slot.noisy:
                 torch.addcmul(slot.mean, slot.std, slot.white(generator), out=slot.sample)

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from eigenoise import checks, state
 from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.fisher.base import FLOOR
-from eigenoise.layers import MatrixLayer
+from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
@@ -28,6 +28,7 @@ from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment
 from eigenoise.variational import VariationalOptimizer
 
+NOISES = ("shared", "per-example")
 AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
 
 
@@ -61,6 +62,9 @@ class NaturalGradient(VariationalOptimizer):
             least 1/(k + 1).
         eigenbasis: whether layers keep their means in their eigenbasis, see ``rotated``; by default those large enough
             to gain by it. Between a block and its step their ``.grad`` is in that basis.
+        noise: ``"shared"``, one weight sample for the whole batch, or ``"per-example"``: each row that a Linear layer
+            sees gets weights of its own, exactly, by drawing the layer's output; convolutions draw for every place as
+            if weights were independent. Steps with statistics, and predictions, share a sample all the same.
         **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
             as for ``SamplingOptimizer``.
     """
@@ -90,10 +94,14 @@ class NaturalGradient(VariationalOptimizer):
         init: float = 1.0,
         warmup: bool = True,
         eigenbasis: bool | None = None,
+        noise: str = "shared",
         **common: Any,
     ):
         self.structure = structure
         self.eigenbasis = None if eigenbasis is None else bool(eigenbasis)
+        self.noise = checks.choice("noise", noise, NOISES)
+        if noise == "per-example" and (common.get("parallel") or common.get("antithetic")):
+            raise ValueError("noise='per-example' draws for every example, not parallel or antithetic samples for all")
         self.init = checks.number("init", init, open_low=True)
         self.warmup = bool(warmup)
         self.stats_every = checks.integer("stats_every", stats_every)
@@ -124,13 +132,15 @@ class NaturalGradient(VariationalOptimizer):
             fisher = self.structure(layer.shape, **options)
         else:
             fisher = Diagonal(layer.shape, event_dims=len(layer.shape), **options)
-        rotated = fisher.factors is not None and isinstance(layer, MatrixLayer) and self._rotates(layer)
-        return FisherSlot(layer, fisher, self.noise and treatment.noisy, rotated)
+        return FisherSlot(layer, fisher, self.noisy and treatment.noisy, self._keeps(layer, fisher))
 
-    def _rotates(self, layer: MatrixLayer) -> bool:
-        """Whether a structured layer's matrix is kept in its eigenbasis."""
-        wanted = worthwhile(layer) if self.eigenbasis is None else self.eigenbasis
-        return wanted and self.parallel is None
+    def _keeps(self, layer: MatrixLayer | BareParameter, fisher: Fisher) -> bool:
+        """Whether a layer's matrix is kept in its basis and shown only when someone looks."""
+        if not isinstance(layer, MatrixLayer) or self.parallel is not None:
+            return False
+        if self.noise == "per-example" and layer.can_draw_outputs:
+            return True
+        return fisher.factors is not None and (worthwhile(layer) if self.eigenbasis is None else self.eigenbasis)
 
     def _check_hyper(self, hyper: Mapping[str, Any]) -> None:
         super()._check_hyper(hyper)
@@ -156,10 +166,16 @@ class NaturalGradient(VariationalOptimizer):
 
     # Sampling (line 5 of the algorithms).
 
-    def _draw(self, generator: torch.Generator) -> None:
+    def _draw(self, generator: torch.Generator, training: bool) -> None:
         spread, damping = self.posterior_scale**0.5, self.intrinsic_damping
+        # Statistics need a sample that all examples share: with noise of their own the gradient that comes down through
+        # a layer leaves out that layer's covariance.
+        fresh = self.noise == "per-example" and training and not self._stats_due
         for slot in self.slots:
-            slot.draw(generator, spread, damping)
+            if fresh and slot.keeper is not None and slot.layer.can_draw_outputs:
+                slot.draw_for_each_example(generator, spread, damping)
+            else:
+                slot.draw(generator, spread, damping)
 
     # Statistics (eq. 12).
 
@@ -311,7 +327,7 @@ class NaturalGradient(VariationalOptimizer):
         kind = f"{type(slot.fisher).__name__} Fisher"
         if not self.treatments[slot.name].noisy:
             return f"{kind}, point estimate"
-        return kind if self.noise else f"{kind}, no noise in training"
+        return kind if self.noisy else f"{kind}, no noise in training"
 
 
 def _take_turns(slots: Sequence[FisherSlot], most: int) -> list[list[FisherSlot]]:

@@ -25,7 +25,7 @@ class NoisyAdam(NaturalGradient):
     ``NaturalGradient``.
     """
 
-    noise = True
+    noisy = True
 
     def __init__(self, model: nn.Module, *, num_data: int, likelihood: Likelihood, **options: Any):
         super().__init__(model, Diagonal, num_data=num_data, likelihood=likelihood, **options)
@@ -62,7 +62,7 @@ class NoisyKFAC(_KroneckerGradient):
         **options: as for ``NaturalGradient``.
     """
 
-    noise = True
+    noisy = True
 
 
 @final
@@ -72,7 +72,7 @@ class KFAC(_KroneckerGradient):
     The mean itself is trained; ``posterior`` is then a Laplace approximation around it.
     """
 
-    noise = False
+    noisy = False
 
 
 class _EigenGradient(NaturalGradient):
@@ -110,7 +110,7 @@ class NoisyEKFAC(_EigenGradient):
         **options: as for ``NaturalGradient``; ``reinit_every=50`` is the paper's re-initialisation.
     """
 
-    noise = True
+    noisy = True
 
 
 @final
@@ -120,4 +120,4 @@ class EKFAC(_EigenGradient):
     The mean itself is trained; ``posterior`` is then a Laplace approximation around it.
     """
 
-    noise = False
+    noisy = False

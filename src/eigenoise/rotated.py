@@ -9,7 +9,8 @@ parameters are coordinates in the basis too, which leaves their norms as they ar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
+from eigenoise import linalg
+from eigenoise.fisher.base import FLOOR
 from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.layers import MatrixLayer
 from eigenoise.linalg import full_precision
@@ -50,23 +53,47 @@ def worthwhile(layer: MatrixLayer) -> bool:
     return ordinary and math.prod(layer.shape) * sum(layer.shape[-2:]) >= WORTHWHILE
 
 
+@dataclass(frozen=True)
+class FreshNoise:
+    """Noise of the weights that is drawn anew for every example, in the place of one sample for all.
+
+    Attributes:
+        variance: ``(p, n)`` in the basis, up to ``spread²``.
+        spread: factor on the standard deviation.
+        generator: source.
+    """
+
+    variance: Tensor
+    spread: float
+    generator: torch.Generator
+
+    def like(self, variance: Tensor) -> Tensor:
+        """Independent normal numbers of ``variance``, up to ``spread²``, differentiable by it."""
+        white = torch.randn(
+            variance.shape, generator=self.generator, dtype=variance.dtype, device=self.generator.device
+        ).to(variance.device)
+        return variance.clamp_min(FLOOR).sqrt() * white.mul_(self.spread)
+
+
 class Keeper:
     """One layer's matrix in the basis of its Fisher.
 
     Args:
         layer: whose parameters stand for the matrix.
-        basis: Q_S and Q_A.
+        basis: Q_S and Q_A, or None for that of the weights.
         mean: ``(..., p, n)`` in the basis; whoever moves it sets ``behind``.
         sample: ``(..., p, n)`` in the basis, what is seen within a block.
 
     Attributes:
         behind: whether the parameters' memory is older than the mean.
         inside: whether a block is running.
+        fresh: if set, a call of the layer within the block adds noise of its own for every example to ``sample``.
     """
 
-    def __init__(self, layer: MatrixLayer, basis: KroneckerFactors, mean: Tensor, sample: Tensor):
+    def __init__(self, layer: MatrixLayer, basis: KroneckerFactors | None, mean: Tensor, sample: Tensor):
         self.layer, self.basis, self.mean, self.sample = layer, basis, mean, sample
         self.behind = self.inside = False
+        self.fresh: FreshNoise | None = None
         self._attached: Tensor | None = None
         self._formed: tuple[Tensor, ...] | None = None
 
@@ -88,8 +115,8 @@ class Keeper:
         shown = torch.empty_like(self.mean)
         for view, param in zip(self.layer.views(shown), self.layer.params, strict=True):
             view.copy_(param)
-        if not torch.equal(self.basis.unrotate(self.mean), shown):
-            self.mean.copy_(self.basis.rotate(shown))
+        if not torch.equal(self._as_weights(self.mean), shown):
+            self.mean.copy_(shown if self.basis is None else self.basis.rotate(shown))
         for param in self.layer.params:
             param.__class__ = Rotated
             param._keeper = self  # type: ignore[attr-defined]
@@ -105,9 +132,12 @@ class Keeper:
             del param._keeper
         if self.behind:
             with full_precision(self.mean.device):
-                views = self.layer.views(self.basis.unrotate(self.mean))
+                views = self.layer.views(self._as_weights(self.mean))
             torch._foreach_copy_([*self.layer.params], views)
             self.behind = False
+
+    def _as_weights(self, matrix: Tensor) -> Tensor:
+        return matrix if self.basis is None else self.basis.unrotate(matrix)
 
     # Within a block.
 
@@ -117,7 +147,7 @@ class Keeper:
 
     def leave(self) -> None:
         """The sample is gone, and a backward pass that comes too late is autograd's error."""
-        self.inside, self._attached, self._formed = False, None, None
+        self.inside, self._attached, self._formed, self.fresh = False, None, None, None
         self.sample[:0].zero_()  # moves its version on
 
     def look(self, param: Tensor) -> Tensor:
@@ -145,11 +175,48 @@ class Keeper:
         """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
         p, n = self.sample.shape[-2:]
         rows = x.numel() // max(1, x.shape[-1])
-        if rows * (p * p + n * n) > p * n * (p + n) or torch.is_autocast_enabled(x.device.type):
+        too_many = self.basis is None or rows * (p * p + n * n) > p * n * (p + n)
+        if self.fresh is None and (too_many or torch.is_autocast_enabled(x.device.type)):
             return functional.linear(x, *self.formed())
+        a = self._turned(x) if bias or self.basis is not None else x
+        out = functional.linear(a, self.attached())
+        if self.fresh is not None:
+            _refuse_second_forward(self.layer)
+            out = out + self.fresh.like(functional.linear(a.square(), self.fresh.variance))
+        return out if self.basis is None else functional.linear(out, self.basis.q_out)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        """[x; 1]·Q_A, or x·Q_A if there is no bias."""
+        has_bias = self.layer.has_bias
+        if self.basis is None:
+            return functional.pad(x, (0, 1), value=1.0)
         q_in = self.basis.q_in
-        a = functional.linear(x, q_in[:-1].mT, q_in[-1]) if bias else functional.linear(x, q_in.mT)
-        return functional.linear(functional.linear(a, self.attached()), self.basis.q_out)
+        return functional.linear(x, q_in[:-1].mT, q_in[-1]) if has_bias else functional.linear(x, q_in.mT)
+
+    def convolve(self, conv: Callable[..., Tensor], x: Tensor, bias: Tensor | None, rest: Any) -> Tensor:
+        """``conv`` of ``x`` with the mean, plus noise drawn for every place of every example.
+
+        It has the variance that independent weights of the same marginal variances give: correlations between weights
+        and between places are left out.
+        """
+        assert self.fresh is not None
+        _refuse_second_forward(self.layer)
+        variance = self.fresh.variance
+        if self.basis is not None:
+            variance = linalg.unrotate(self.basis.q_out.square(), variance, self.basis.q_in.square())
+        own = len(self.layer.params) > 1
+        spread = [view.contiguous() for view in self.layer.views(variance)]
+        args, kwargs = rest
+        mean = conv(x, *self.formed(), *(() if own else (bias,)), *args, **kwargs)
+        return mean + self.fresh.like(conv(x.square(), *spread, *(() if own else (None,)), *args, **kwargs))
+
+
+def _refuse_second_forward(layer: MatrixLayer) -> None:
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            f"layer {layer.name!r} is computed a second time in the backward pass, by activation checkpointing, and "
+            "would get other noise: use noise='shared'"
+        )
 
 
 class _Attach(torch.autograd.Function):
@@ -172,12 +239,13 @@ class _Form(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, layer: MatrixLayer, basis: KroneckerFactors, sample: Tensor, *params: Tensor
+        ctx: Any, layer: MatrixLayer, basis: KroneckerFactors | None, sample: Tensor, *params: Tensor
     ) -> tuple[Tensor, ...]:
         """``Q_S·sample·Q_Aᵀ`` in its parts."""
         ctx.layer, ctx.basis, ctx.sample, ctx.version = layer, basis, sample, sample._version
         ctx.set_materialize_grads(False)
-        return tuple(view.contiguous() for view in layer.views(basis.unrotate(sample)))
+        matrix = sample.clone() if basis is None else basis.unrotate(sample)
+        return tuple(view.contiguous() for view in layer.views(matrix))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -191,8 +259,10 @@ class _Form(torch.autograd.Function):
         for view, grad in zip(ctx.layer.views(gradient), grads, strict=True):
             if grad is not None:
                 view.copy_(grad)
-        with full_precision(gradient.device):
-            return None, None, None, *ctx.layer.views(ctx.basis.rotate(gradient))
+        if ctx.basis is not None:
+            with full_precision(gradient.device):
+                gradient = ctx.basis.rotate(gradient)
+        return None, None, None, *ctx.layer.views(gradient)
 
 
 class Rotated(nn.Parameter):
@@ -209,6 +279,8 @@ class Rotated(nn.Parameter):
                 return func(*args, **kwargs)
             if func is functional.linear:
                 return _linear(*args, **kwargs)
+            if func in _CONVOLUTIONS:
+                return _convolution(func, *args, **kwargs)
             args, kwargs = pytree.tree_map_only(Rotated, _look, (tuple(args), kwargs))
             return func(*args, **kwargs)
 
@@ -228,6 +300,18 @@ class Rotated(nn.Parameter):
 
 def _look(param: Rotated) -> Tensor:
     return param._keeper.look(param)
+
+
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d)
+
+
+def _convolution(
+    conv: Callable[..., Tensor], input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """``functional.conv1d`` or ``conv2d`` where at least one argument is rotated."""
+    if type(weight) is Rotated and weight._keeper.fresh is not None:
+        return weight._keeper.convolve(conv, input, bias, (args, kwargs))
+    return conv(*(_look(t) if isinstance(t, Rotated) else t for t in (input, weight, bias)), *args, **kwargs)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

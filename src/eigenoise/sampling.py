@@ -92,15 +92,15 @@ class SamplingOptimizer(Optimizer):
 
     # What a subclass says.
 
-    noise: bool  # whether weights are sampled in training
+    noisy: bool  # whether weights are sampled in training
 
     @abstractmethod
     def _make_slot(self, treatment: Treatment) -> Slot:
         """The slot, with whatever state the method keeps, for one entry."""
 
     @abstractmethod
-    def _draw(self, generator: torch.Generator) -> None:
-        """Fill every slot's ``sample`` from its ``mean``."""
+    def _draw(self, generator: torch.Generator, training: bool) -> None:
+        """Fill every slot's ``sample`` from its ``mean``, in a block that may be for ``training`` or cannot be."""
 
     @abstractmethod
     def _apply(self, loss: Tensor) -> None:
@@ -147,8 +147,8 @@ class SamplingOptimizer(Optimizer):
         if self._closed:
             raise RuntimeError("this optimiser is closed")
         self._recheck_hyper()
-        source = generator or self.generator
-        draw = lambda: self._draw(source)  # noqa: E731
+        source, training = generator or self.generator, generator is None and torch.is_grad_enabled()
+        draw = lambda: self._draw(source, training)  # noqa: E731
         block = self.blocks.run(draw, self._begin_block, self._end_block, mirror=generator is None)
         with block, self.likelihood.observed_by(self._observe):
             yield

@@ -13,6 +13,7 @@ from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
+from eigenoise.rotated import FreshNoise
 from eigenoise.swap import Slot
 
 FISHERS = ("sampled", "exact", "empirical")
@@ -29,7 +30,7 @@ class FisherSlot(Slot):
     """
 
     def __init__(self, layer: MatrixLayer | BareParameter, fisher: Fisher, noisy: bool, rotated: bool = False):
-        super().__init__(layer, fisher.factors if rotated else None)
+        super().__init__(layer, rotated, fisher.factors)
         self.fisher, self.noisy, self.rotated = fisher, noisy, rotated
         self.gradient, self.momentum = self.empty(), self.empty()
         self.updates = 0  # steps it took part in
@@ -58,6 +59,12 @@ class FisherSlot(Slot):
             noise = self.white(generator) * self.fisher.inverse_root(damping)
             self._basis.add_unrotated(self.mean, noise, spread, self.sample)
 
+    def draw_for_each_example(self, generator: torch.Generator, spread: float, damping: float) -> None:
+        """Leave the mean as the sample, and have the layer's calls draw noise of the same distribution for each row."""
+        self.sample.copy_(self.mean)
+        if self.keeper is not None and self.noisy:
+            self.keeper.fresh = FreshNoise(self.fisher.inverse(damping), spread, generator)
+
     def solve(self, V: Tensor, damping: float) -> tuple[Tensor, Tensor]:
         """(F + γI)⁻¹V (eqs 3, 4, 21), as coordinates in the Fisher's basis, and Vᵀ(F + γI)⁻¹V, ``()`` or ``(s,)``."""
         coordinates = V if self._basis is None else self.fisher.rotate(V)
@@ -80,7 +87,7 @@ class FisherSlot(Slot):
 
     def weights(self, matrix: Tensor) -> Tensor:
         """``matrix`` as a new one that holds weights, not coordinates."""
-        return self.fisher.unrotate(matrix) if self.rotated else matrix.clone()
+        return matrix.clone() if self.fisher.factors is None or not self.rotated else self.fisher.unrotate(matrix)
 
 
 class Statistics:

@@ -21,7 +21,8 @@ class Slot:
 
     Args:
         layer: how the matrix lies in the model's parameters.
-        basis: if given, the matrix is kept as coordinates in it.
+        kept: whether the parameters show the matrix only when someone looks, see ``rotated``.
+        basis: in which it is then kept, or None for that of the weights.
 
     Attributes:
         mean: ``(..., p, n)``, valid between ``Swap.read`` and ``Swap.restore``.
@@ -30,12 +31,12 @@ class Slot:
         keeper: of a matrix that is kept in a basis, else None; mean and sample are then coordinates in it.
     """
 
-    def __init__(self, layer: MatrixLayer | BareParameter, basis: KroneckerFactors | None = None):
+    def __init__(self, layer: MatrixLayer | BareParameter, kept: bool = False, basis: KroneckerFactors | None = None):
         self.layer = layer
         self.mean, self.sample = (self.empty() for _ in range(2))
         self.noise = self.sample
         self.keeper: Keeper | None = None
-        if basis is not None:
+        if kept:
             assert isinstance(layer, MatrixLayer)
             self.keeper = Keeper(layer, basis, self.mean, self.sample)
 

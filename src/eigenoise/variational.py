@@ -84,7 +84,7 @@ class VariationalOptimizer(SamplingOptimizer):
         checks.integer("samples", samples)
         generator = generator or torch.Generator(self.params[0].device).manual_seed(0)
         checks.integer("chunk_size", chunk_size)
-        posterior = None if self.noise else self.posterior  # trained without noise, q is a Laplace approximation
+        posterior = None if self.noisy else self.posterior  # trained without noise, q is a Laplace approximation
 
         def block() -> AbstractContextManager:
             return (
@@ -103,7 +103,7 @@ class VariationalOptimizer(SamplingOptimizer):
         Raises:
             RuntimeError: before the first step.
         """
-        if not self.noise:
+        if not self.noisy:
             raise RuntimeError(
                 "elbo_terms() averages losses of sampled weights, and there are none here; use elbo(x, y)"
             )
