@@ -42,7 +42,7 @@ def ratios(
     for stepper in (base, *steppers.values()):
         _warm_up(stepper)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in steppers}
-    sgd_times = []
+    sgd_times = [_time(base, case.steps, 0)]
     for _ in range(rounds):
         for name, stepper in steppers.items():
             unit = _time(base, case.steps, 0)
