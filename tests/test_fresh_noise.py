@@ -198,23 +198,88 @@ def test_training_resumes_bit_for_bit():
         assert torch.equal(a.detach(), b.detach())
 
 
+class Again(nn.Module):
+    """A layer that is computed a second time in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(9, 8), nn.Linear(8, 1)
+        self.again = True
+
+    def forward(self, x):
+        h = checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+        return self.head(h.tanh())
+
+
+# By default.
+
+
+def same_rows(opt, x):
+    """Whether equal inputs have equal outputs within a training block."""
+    with opt.sampled_params():
+        f = opt.model(x)
+    return torch.allclose(f, f[:1].expand_as(f), rtol=1e-9)
+
+
+def test_by_default_few_rows_of_a_large_layer_get_their_own_noise():
+    layer = nn.Linear(9, 8)
+    opt = fitted(layer, en.NoisyEKFAC, torch.randn(20, 9), torch.randn(20, 8), noise="auto", eigenbasis=True)
+    x = torch.randn(1, 9)
+    assert not same_rows(opt, x.expand(4, 9))
+    assert same_rows(opt, x.expand(60, 9))  # it costs less to form the weight
+    assert same_rows(opt, x.expand(4, 1, 9))  # rows may be positions of one example
+    with torch.no_grad():
+        assert same_rows(opt, x.expand(4, 9))
+    opt.steps = 0  # statistics are due
+    assert same_rows(opt, x.expand(4, 9))
+
+
+def test_by_default_small_layers_share_a_sample():
+    layer = nn.Linear(9, 8)
+    opt = fitted(layer, en.NoisyEKFAC, torch.randn(20, 9), torch.randn(20, 8), noise="auto")
+    assert same_rows(opt, torch.randn(1, 9).expand(4, 9))
+    for options in ({"samples": 2, "antithetic": True}, {"noise": "shared"}):
+        opt = build(nn.Linear(9, 8), **{"noise": "auto", "eigenbasis": True, **options})
+        opt.steps = 1
+        assert same_rows(opt, torch.randn(1, 9).expand(4, 9))
+
+
+def test_by_default_the_prior_pulls_at_what_was_used():
+    layer = nn.Linear(9, 8)
+    opt = fitted(layer, en.NoisyEKFAC, torch.randn(20, 9), torch.randn(20, 8), noise="auto", eigenbasis=True)
+    for rows, shared in ((4, False), (60, True)):
+        opt.zero_grad()
+        with opt.sampled_params():
+            opt.likelihood.nll(layer(torch.randn(rows, 9)), torch.randn(rows, 8)).backward()
+        assert torch.equal(opt.blocks.drawn[0], opt.slots[0].mean) != shared
+        opt.step()
+
+
+def test_by_default_a_checkpoint_shares_a_sample():
+    x, y = torch.randn(4, 9), torch.randn(4, 1)
+    gradients = []
+    for again in (True, False):
+        torch.manual_seed(0)
+        opt = build(Again(), noise="auto" if again else "shared", eigenbasis=True)
+        opt.model.again = again
+        step(opt, x, y)
+        opt.model.head.requires_grad_(True)
+        opt.zero_grad()
+        with opt.sampled_params():
+            opt.likelihood.nll(opt.model(x), y).backward()
+            gradients.append(opt.model.body.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
 def test_what_it_cannot_do_is_refused():
     layer = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="noise must be one of 'shared', 'per-example'"):
+    with pytest.raises(ValueError, match="noise must be one of 'auto', 'shared', 'per-example'"):
         build(layer, noise="fresh")
     with pytest.raises(ValueError, match="not parallel or antithetic samples"):
         build(layer, samples=2, antithetic=True)
 
-    class Again(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
-
-        def forward(self, x):
-            return self.head(checkpoint(self.body, x, use_reentrant=False).tanh())
-
     opt = build(Again())
-    x, y = torch.randn(5, 3), torch.randn(5, 1)
+    x, y = torch.randn(5, 9), torch.randn(5, 1)
     step(opt, x, y)  # a statistics step
     opt.zero_grad()
     with (

@@ -63,7 +63,7 @@ def build(kind: str, method=en.NoisyEKFAC, *, eigenbasis=True, batch=80, **optio
     model = make()
     x, y = torch.randn(batch, inputs), torch.randn(batch, 2)
     refresh = "inv_every" if method in (en.NoisyKFAC, en.KFAC) else "eig_every"
-    options = {"stats_every": 2, refresh: 4, "lr": 0.02, **options}
+    options = {"stats_every": 2, refresh: 4, "lr": 0.02, "noise": "shared", **options}
     generator = torch.Generator().manual_seed(3)
     opt = method(
         model, num_data=90, likelihood=en.GaussianLikelihood(), generator=generator, eigenbasis=eigenbasis, **options
@@ -145,7 +145,8 @@ def test_a_gradient_penalty_has_the_right_gradient():
 @pytest.mark.parametrize("bias", [True, False])
 def test_few_rows_and_many_give_the_same(rows, bias, monkeypatch):
     layer = nn.Linear(9, 6, bias=bias)
-    opt = en.NoisyEKFAC(layer, num_data=50, likelihood=en.GaussianLikelihood(), eigenbasis=True, eig_every=1)
+    options = {"eigenbasis": True, "eig_every": 1, "noise": "shared"}
+    opt = en.NoisyEKFAC(layer, num_data=50, likelihood=en.GaussianLikelihood(), **options)
     train(opt, torch.randn(60, 9), torch.randn(60, 6), steps=2)
     x = torch.randn(rows, 9, requires_grad=True)
     formed = []

@@ -25,12 +25,10 @@ class MatrixLayer(ABC):
         shape: ``(..., p, n)``, bias column included.
         stack: the number of models if the leading axis counts models, else None.
         batch_dim: the axis of the input that counts examples where there is a choice, else None.
-        can_draw_outputs: whether noise of the weights can be drawn as noise of the output, for each row anew.
     """
 
     stack: int | None = None
     batch_dim: int | None = None
-    can_draw_outputs = True
 
     def __init__(self, name: str, module: nn.Module, with_bias: bool = True):
         self.name = name
@@ -144,8 +142,6 @@ class LinearLayer(MatrixLayer):
 
 class StackedLinearLayer(MatrixLayer):
     """``StackedLinear``: the leading axis counts models."""
-
-    can_draw_outputs = False
 
     def __init__(self, name: str, module: StackedLinear, with_bias: bool = True):
         super().__init__(name, module, with_bias)

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from eigenoise import checks, state
 from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.fisher.base import FLOOR
-from eigenoise.layers import BareParameter, MatrixLayer
+from eigenoise.layers import BareParameter, ConvLayer, LinearLayer, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
@@ -28,7 +28,7 @@ from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment
 from eigenoise.variational import VariationalOptimizer
 
-NOISES = ("shared", "per-example")
+NOISES = ("auto", "shared", "per-example")
 AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
 
 
@@ -62,9 +62,11 @@ class NaturalGradient(VariationalOptimizer):
             least 1/(k + 1).
         eigenbasis: whether layers keep their means in their eigenbasis, see ``rotated``; by default those large enough
             to gain by it. Between a block and its step their ``.grad`` is in that basis.
-        noise: ``"shared"``, one weight sample for the whole batch, or ``"per-example"``: each row that a Linear layer
-            sees gets weights of its own, exactly, by drawing the layer's output; convolutions draw for every place as
-            if weights were independent. Steps with statistics, and predictions, share a sample all the same.
+        noise: ``"shared"``, one weight sample for the whole batch; ``"per-example"``: each row that a Linear layer sees
+            gets weights of its own, exactly, by drawing the layer's output, and convolutions draw for every place as
+            if weights were independent; ``"auto"``: per example where that costs no more, in large Linear layers
+            that see fewer rows than they have outputs, else shared. Steps with statistics, and predictions, always
+            share a sample.
         **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
             as for ``SamplingOptimizer``.
     """
@@ -94,14 +96,16 @@ class NaturalGradient(VariationalOptimizer):
         init: float = 1.0,
         warmup: bool = True,
         eigenbasis: bool | None = None,
-        noise: str = "shared",
+        noise: str = "auto",
         **common: Any,
     ):
         self.structure = structure
         self.eigenbasis = None if eigenbasis is None else bool(eigenbasis)
         self.noise = checks.choice("noise", noise, NOISES)
-        if noise == "per-example" and (common.get("parallel") or common.get("antithetic")):
-            raise ValueError("noise='per-example' draws for every example, not parallel or antithetic samples for all")
+        if common.get("parallel") or common.get("antithetic"):
+            if noise == "per-example":
+                raise ValueError("noise='per-example' draws for every example, not parallel or antithetic samples")
+            self.noise = "shared"
         self.init = checks.number("init", init, open_low=True)
         self.warmup = bool(warmup)
         self.stats_every = checks.integer("stats_every", stats_every)
@@ -138,7 +142,7 @@ class NaturalGradient(VariationalOptimizer):
         """Whether a layer's matrix is kept in its basis and shown only when someone looks."""
         if not isinstance(layer, MatrixLayer) or self.parallel is not None:
             return False
-        if self.noise == "per-example" and layer.can_draw_outputs:
+        if self.noise == "per-example" and isinstance(layer, (LinearLayer, ConvLayer)):
             return True
         return fisher.factors is not None and (worthwhile(layer) if self.eigenbasis is None else self.eigenbasis)
 
@@ -170,12 +174,16 @@ class NaturalGradient(VariationalOptimizer):
         spread, damping = self.posterior_scale**0.5, self.intrinsic_damping
         # Statistics need a sample that all examples share: with noise of their own the gradient that comes down through
         # a layer leaves out that layer's covariance.
-        fresh = self.noise == "per-example" and training and not self._stats_due
+        later = training and self.noise != "shared" and not self._stats_due
         for slot in self.slots:
-            if fresh and slot.keeper is not None and slot.layer.can_draw_outputs:
-                slot.draw_for_each_example(generator, spread, damping)
+            if later and slot.noisy and self._draws_outputs(slot):
+                slot.draw_later(generator, spread, damping, share=self.noise == "auto")
             else:
                 slot.draw(generator, spread, damping)
+
+    def _draws_outputs(self, slot: FisherSlot) -> bool:
+        kinds = (LinearLayer,) if self.noise == "auto" else (LinearLayer, ConvLayer)
+        return slot.keeper is not None and isinstance(slot.layer, kinds)
 
     # Statistics (eq. 12).
 

@@ -61,11 +61,13 @@ class FreshNoise:
         variance: ``(p, n)`` in the basis, up to ``spread²``.
         spread: factor on the standard deviation.
         generator: source.
+        share: draws one sample for all, where that is to be preferred; None if it never is.
     """
 
     variance: Tensor
     spread: float
     generator: torch.Generator
+    share: Callable[[], None] | None = None
 
     def like(self, variance: Tensor) -> Tensor:
         """Independent normal numbers of ``variance``, up to ``spread²``, differentiable by it."""
@@ -87,7 +89,8 @@ class Keeper:
     Attributes:
         behind: whether the parameters' memory is older than the mean.
         inside: whether a block is running.
-        fresh: if set, a call of the layer within the block adds noise of its own for every example to ``sample``.
+        fresh: if set, calls of the layer within the block add noise of their own for every example to the mean, until
+            one of them prefers a shared sample.
     """
 
     def __init__(self, layer: MatrixLayer, basis: KroneckerFactors | None, mean: Tensor, sample: Tensor):
@@ -147,6 +150,8 @@ class Keeper:
 
     def leave(self) -> None:
         """The sample is gone, and a backward pass that comes too late is autograd's error."""
+        if self.fresh is not None:
+            self.sample.copy_(self.mean)  # around which the noise was drawn
         self.inside, self._attached, self._formed, self.fresh = False, None, None, None
         self.sample[:0].zero_()  # moves its version on
 
@@ -158,25 +163,38 @@ class Keeper:
         return self.formed()[next(i for i, own in enumerate(self.layer.params) if own is param)]
 
     def attached(self) -> Tensor:
-        """The sample in the basis ``(p, n)``; its gradient goes to the parameters as it is."""
+        """The sample in the basis, or the mean if noise is drawn for each example; gradients go to the parameters."""
         if self._attached is None or (torch.is_grad_enabled() and not self._attached.requires_grad):
-            self._attached = _Attach.apply(self.layer, self.sample, *self.layer.params)
+            matrix = self.sample if self.fresh is None else self.mean
+            self._attached = _Attach.apply(self.layer, matrix, *self.layer.params)
         return self._attached
 
     def formed(self) -> tuple[Tensor, ...]:
         """The sample in the shapes of the parameters; their gradients are rotated on the way."""
+        self._share()
         if self._formed is None or (torch.is_grad_enabled() and not self._formed[0].requires_grad):
             # A checkpoint must not count what is kept here among what it computes again.
             with saved_tensors_hooks(lambda t: t, lambda t: t), full_precision(self.sample.device):
-                self._formed = _Form.apply(self.layer, self.basis, self.sample, *self.layer.params)
+                matrix = self.sample if self.fresh is None else self.mean
+                self._formed = _Form.apply(self.layer, self.basis, matrix, *self.layer.params)
         return self._formed
+
+    def _share(self) -> None:
+        """Draw one sample for all from now on, if that may be."""
+        if self.fresh is not None and self.fresh.share is not None:
+            with torch.no_grad(), full_precision(self.sample.device):
+                self.fresh.share()
+            self.fresh = self._attached = None
 
     def linear(self, x: Tensor, *, bias: bool) -> Tensor:
         """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
         p, n = self.sample.shape[-2:]
         rows = x.numel() // max(1, x.shape[-1])
-        too_many = self.basis is None or rows * (p * p + n * n) > p * n * (p + n)
-        if self.fresh is None and (too_many or torch.is_autocast_enabled(x.device.type)):
+        few = self.basis is not None and rows * (p * p + n * n) <= p * n * (p + n)
+        few = few and not torch.is_autocast_enabled(x.device.type)
+        if not (few and x.ndim == 2) or _is_checkpointed():
+            self._share()
+        if self.fresh is None and not few:
             return functional.linear(x, *self.formed())
         a = self._turned(x) if bias or self.basis is not None else x
         out = functional.linear(a, self.attached())
@@ -209,6 +227,11 @@ class Keeper:
         args, kwargs = rest
         mean = conv(x, *self.formed(), *(() if own else (bias,)), *args, **kwargs)
         return mean + self.fresh.like(conv(x.square(), *spread, *(() if own else (None,)), *args, **kwargs))
+
+
+def _is_checkpointed() -> bool:
+    """Whether what is computed now may be computed again, as autograd does not keep what it needs by itself."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def _refuse_second_forward(layer: MatrixLayer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -59,11 +60,11 @@ class FisherSlot(Slot):
             noise = self.white(generator) * self.fisher.inverse_root(damping)
             self._basis.add_unrotated(self.mean, noise, spread, self.sample)
 
-    def draw_for_each_example(self, generator: torch.Generator, spread: float, damping: float) -> None:
-        """Leave the mean as the sample, and have the layer's calls draw noise of the same distribution for each row."""
-        self.sample.copy_(self.mean)
-        if self.keeper is not None and self.noisy:
-            self.keeper.fresh = FreshNoise(self.fisher.inverse(damping), spread, generator)
+    def draw_later(self, generator: torch.Generator, spread: float, damping: float, share: bool) -> None:
+        """Have the layer's calls draw noise of the same distribution for each row, or for all if they may ``share``."""
+        assert self.keeper is not None
+        draw = functools.partial(self.draw, generator, spread, damping) if share else None
+        self.keeper.fresh = FreshNoise(self.fisher.inverse(damping), spread, generator, draw)
 
     def solve(self, V: Tensor, damping: float) -> tuple[Tensor, Tensor]:
         """(F + γI)⁻¹V (eqs 3, 4, 21), as coordinates in the Fisher's basis, and Vᵀ(F + γI)⁻¹V, ``()`` or ``(s,)``."""

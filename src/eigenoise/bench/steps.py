@@ -98,6 +98,7 @@ def _ours(method: Callable[..., Any], **options: Any) -> Callable[[Case], Steppe
 OURS: Mapping[str, Callable[[Case], Stepper]] = MappingProxyType(
     {
         "noisy EK-FAC": _ours(en.NoisyEKFAC, eig_every=CYCLE),
+        "noisy EK-FAC, noise per example": _ours(en.NoisyEKFAC, eig_every=CYCLE, noise="per-example"),
         "noisy K-FAC": _ours(en.NoisyKFAC, inv_every=CYCLE),
         "noisy Adam": _ours(en.NoisyAdam),
         "BBB": _ours(en.BayesByBackprop),
