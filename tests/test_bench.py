@@ -153,3 +153,17 @@ def test_the_command_refuses_what_it_does_not_know(tmp_path):
     result = CliRunner().invoke(app, ["bench", "a", "--against", str(tmp_path / "none.json"), "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "none.json" in result.output
+
+
+def test_cases_timed_before_are_kept(tmp_path):
+    path = tmp_path / "bench.json"
+    fresh = run.begun(path)
+    assert fresh["cases"] == {}
+    path.write_text(json.dumps({**fresh, "cases": {"b": {}}}))
+    assert run.begun(path)["cases"] == {"b": {}}
+    path.write_text(json.dumps({**fresh, "environment": {"torch": "1.0"}}))
+    with pytest.raises(ValueError, match="choose another folder"):
+        run.begun(path)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="no result of this benchmark"):
+        run.begun(path)

@@ -173,6 +173,8 @@ def bench(
 ) -> None:
     """Time a training step of every method as a ratio to SGD with momentum on the same model in the same run.
 
+    Cases that were timed before and are in the folder stay there.
+
     Example: eigenoise bench a b --rounds 9 --out bench
     """
     import json
@@ -192,7 +194,7 @@ def bench(
         atomic.folder(out)
         columns = (TextColumn("{task.description:60}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as progress:
-            results: dict = {}
+            results = run.begun(out / "bench.json")
             for part in run.parts(names, rounds=rounds, peers=peers, memory=memory, growth=growth):
                 task = progress.add_task(part.title, total=part.steps)
                 part.run(results, lambda name, task=task: progress.advance(task))  # type: ignore[misc]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eigenoise.bench import growth as growing
@@ -47,13 +49,30 @@ def parts(names: Sequence[str], *, rounds: int, peers: bool, memory: bool, growt
             yield Part(f"growth: {about.title}", len(about.sizes), _growth(axis, rounds))
 
 
+def begun(path: Path) -> dict[str, Any]:
+    """What was measured before in the same environment and is in the file ``path``, or nothing.
+
+    Raises:
+        ValueError: if the file is of another environment or cannot be read; it is left as it is.
+    """
+    if not path.exists():
+        return {"environment": environment(), "cases": {}}
+    try:
+        found = json.loads(path.read_text())
+        before, _ = found["environment"], found["cases"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no result of this benchmark: move it away or choose another folder") from error
+    if before != environment():
+        raise ValueError(f"{path} was measured with {before}, this is {environment()}: choose another folder")
+    return found
+
+
 def _peer(label: str) -> Callable[[Case], Stepper]:
     return lambda case: Stepper(others.installed()[label](case), period=others.PERIODS.get(label, 1))
 
 
 def _timing(name: str, methods: dict[str, Callable[[Case], Stepper]], rounds: int) -> Callable[..., None]:
     def run(results: dict[str, Any], on_step: OnStep) -> None:
-        _head(results)
         results["cases"][name] = ratios(CASES[name](), methods, rounds, on_step)
 
     return run
@@ -72,7 +91,6 @@ def _memory(name: str, labels: Sequence[str]) -> Callable[..., None]:
 
 def _growth(axis: str, rounds: int) -> Callable[..., None]:
     def run(results: dict[str, Any], on_step: OnStep) -> None:
-        _head(results)
         sizes, costs = [], []
         for size, cost in growing.measure(growing.AXES[axis], rounds):
             sizes.append(size)
@@ -84,8 +102,3 @@ def _growth(axis: str, rounds: int) -> Callable[..., None]:
         }
 
     return run
-
-
-def _head(results: dict[str, Any]) -> None:
-    results.setdefault("environment", environment())
-    results.setdefault("cases", {})
