@@ -34,7 +34,7 @@ def one_by_one(opt, noises, x, y):
     opt.zero_grad()
     for k in range(K):
 
-        def draw(generator, k=k):
+        def draw(generator, training, k=k):
             for slot, noise in zip(opt.slots, noises, strict=True):
                 slot.sample.copy_(slot.mean + noise[k])
 
@@ -45,7 +45,7 @@ def one_by_one(opt, noises, x, y):
 
 
 def at_once(opt, noises, x, y):
-    def draw(generator):
+    def draw(generator, training):
         for slot, noise in zip(opt.slots, noises, strict=True):
             slot.sample.copy_(slot.mean + noise)
 
