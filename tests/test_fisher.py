@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import pytest
@@ -167,6 +168,28 @@ class TestKroneckerFactored(FisherConformance):
 
 class TestEigen(FisherConformance):
     make = Eigen
+
+
+class TestEigenWithFixedInput(FisherConformance):
+    make = functools.partial(Eigen, fixed_input=True)
+
+    def test_nothing_is_turned_on_the_side_of_the_input(self, fisher):
+        eye = torch.eye(N).expand_as(fisher.factors.q_in)
+        assert torch.equal(fisher.factors.q_in, eye)
+        assert not torch.equal(fisher.factors.q_out, torch.eye(P).expand_as(fisher.factors.q_out))
+
+
+def test_with_a_fixed_input_the_scale_is_exact_in_that_basis():
+    a, g = statistics(t=2)
+    fisher = Eigen((P, N), fixed_input=True)
+    for _ in range(2):
+        fisher.update(a, g)
+        fisher.commit(1.0, 1.0)
+        assert fisher.refresh()
+    fisher.update(a, g)
+    fisher.commit(1.0, 1.0)
+    each = per_example(a, g)
+    torch.testing.assert_close(fisher.R, (fisher.factors.q_out.mT @ each).square().mean(0), **TOL)
 
 
 # What the statistics are.

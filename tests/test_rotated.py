@@ -117,6 +117,24 @@ def test_several_samples_are_the_same_as_with_weights(options):
     assert_same(one[0], other[0])
 
 
+def test_a_fixed_input_is_the_same_as_with_weights():
+    one, other = (build("vectors", eigenbasis=kept, fixed_inputs=["0", "2"]) for kept in (True, False))
+    for opt, x, y in (one, other):
+        train(opt, x, y, steps=5)
+        train(opt, x[:3], y[:3], steps=3)  # so few that no weight is formed, and no basis is due
+    assert torch.equal(one[0].slots[0].fisher.factors.q_in, torch.eye(6))
+    assert_same(one[0], other[0])
+
+
+def test_a_fixed_input_must_be_a_structured_layer_of_ekfac():
+    with pytest.raises(ValueError, match=r"fixed_inputs names \['9'\]"):
+        build("vectors", fixed_inputs=["0", "9"])
+    with pytest.raises(ValueError, match="fixed_inputs is for EK-FAC alone"):
+        build("vectors", en.NoisyKFAC, fixed_inputs=["0"])
+    with pytest.raises(ValueError, match="use reinit_every=None"):
+        build("vectors", fixed_inputs=["0"], reinit_every=50)
+
+
 @pytest.mark.parametrize("kind", ["vectors", "images"])
 def test_a_loss_that_uses_weights_directly_has_the_right_gradient(kind):
     one, other = (build(kind, eigenbasis=kept) for kept in (True, False))

@@ -59,19 +59,21 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
-    """Into the eigenbasis: ``q_outᵀ · matrix · q_in`` ``(..., p, n)``."""
-    return _sandwich(q_out.mT, matrix, q_in)
+def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor | None) -> Tensor:
+    """Into the eigenbasis: ``q_outᵀ · matrix · q_in`` ``(..., p, n)``; without ``q_in`` its side stays."""
+    return matmul(q_out.mT, matrix) if q_in is None else _sandwich(q_out.mT, matrix, q_in)
 
 
-def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
-    """Back from the eigenbasis: ``q_out · matrix · q_inᵀ`` ``(..., p, n)``."""
-    return _sandwich(q_out, matrix, q_in.mT)
+def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor | None) -> Tensor:
+    """Back from the eigenbasis: ``q_out · matrix · q_inᵀ`` ``(..., p, n)``; without ``q_in`` its side stays."""
+    return matmul(q_out, matrix) if q_in is None else _sandwich(q_out, matrix, q_in.mT)
 
 
-def add_unrotated(base: Tensor, q_out: Tensor, matrix: Tensor, q_in: Tensor, alpha: float, out: Tensor) -> None:
+def add_unrotated(base: Tensor, q_out: Tensor, matrix: Tensor, q_in: Tensor | None, alpha: float, out: Tensor) -> None:
     """``out ← base + alpha · q_out · matrix · q_inᵀ`` in few operations; ``out`` may be ``base``."""
-    if matrix.ndim == base.ndim == q_out.ndim == 2:
+    if q_in is None:
+        torch.add(base, unrotate(q_out, matrix, None), alpha=alpha, out=out)
+    elif matrix.ndim == base.ndim == q_out.ndim == 2:
         torch.addmm(base, torch.mm(q_out, matrix), q_in.mT, alpha=alpha, out=out)
     elif matrix.ndim == base.ndim == q_out.ndim == 3:
         torch.baddbmm(base, torch.bmm(q_out, matrix), q_in.mT, alpha=alpha, out=out)

@@ -67,6 +67,9 @@ class NaturalGradient(VariationalOptimizer):
             if weights were independent; ``"auto"``: per example where that costs no more, in large Linear layers
             that see fewer rows than they have outputs, else shared. Steps with statistics, and predictions, always
             share a sample.
+        fixed_inputs: EK-FAC only: names of layers whose basis on the side of the input stays as it is, which saves
+            that side's statistics, decompositions and rotations. Rotate the data by its principal components
+            beforehand, and the first layer's is an eigenbasis all the same.
         **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
             as for ``SamplingOptimizer``.
     """
@@ -97,9 +100,10 @@ class NaturalGradient(VariationalOptimizer):
         warmup: bool = True,
         eigenbasis: bool | None = None,
         noise: str = "auto",
+        fixed_inputs: Sequence[str] = (),
         **common: Any,
     ):
-        self.structure = structure
+        self.structure, self.fixed_inputs = structure, frozenset(fixed_inputs)
         self.eigenbasis = None if eigenbasis is None else bool(eigenbasis)
         self.noise = checks.choice("noise", noise, NOISES)
         if common.get("parallel") or common.get("antithetic"):
@@ -125,6 +129,11 @@ class NaturalGradient(VariationalOptimizer):
         }
         super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
         self.statistics = Statistics(self.slots, likelihood, fisher, self.generator, stats_fraction)
+        unknown = self.fixed_inputs - {name for name, t in self.treatments.items() if t.kind == "structured"}
+        if unknown:
+            raise ValueError(f"fixed_inputs names {sorted(unknown)}, which are no structured layers of the model")
+        if self.fixed_inputs and self.reinit_every is not None:
+            raise ValueError("fixed_inputs leaves no K-FAC eigenvalues to reset R to: use reinit_every=None")
         self._warned = False
         self._turns = _take_turns(self.slots, self.refresh_every)
 
@@ -133,6 +142,8 @@ class NaturalGradient(VariationalOptimizer):
         param = layer.params[0]
         options: dict[str, Any] = {"init": self.init, "dtype": param.dtype, "device": param.device}
         if treatment.kind == "structured":
+            if layer.name in self.fixed_inputs:
+                options["fixed_input"] = True
             fisher = self.structure(layer.shape, **options)
         else:
             fisher = Diagonal(layer.shape, event_dims=len(layer.shape), **options)

@@ -45,6 +45,8 @@ class _KroneckerGradient(NaturalGradient):
         **options: Any,
     ):
         structure = functools.partial(Kronecker, damping_form=checks.choice("damping_form", damping_form, DAMPINGS))
+        if options.get("fixed_inputs"):
+            raise ValueError("fixed_inputs is for EK-FAC alone: K-FAC has no spectrum of its own in a fixed basis")
         every = checks.integer("inv_every", inv_every)
         super().__init__(model, structure, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 

@@ -190,13 +190,14 @@ class Keeper:
         """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
         p, n = self.sample.shape[-2:]
         rows = x.numel() // max(1, x.shape[-1])
-        few = self.basis is not None and rows * (p * p + n * n) <= p * n * (p + n)
+        side = 0 if self.basis is None or self.basis.fixed_input else n
+        few = self.basis is not None and rows * (p * p + side * n) <= p * n * (p + side)
         few = few and not torch.is_autocast_enabled(x.device.type)
         if not (few and x.ndim == 2) or _is_checkpointed():
             self._share()
         if self.fresh is None and not few:
             return functional.linear(x, *self.formed())
-        a = self._turned(x) if bias or self.basis is not None else x
+        a = self._turned(x)
         out = functional.linear(a, self.attached())
         if self.fresh is not None:
             _refuse_second_forward(self.layer)
@@ -206,9 +207,9 @@ class Keeper:
     def _turned(self, x: Tensor) -> Tensor:
         """[x; 1]·Q_A, or x·Q_A if there is no bias."""
         has_bias = self.layer.has_bias
-        if self.basis is None:
-            return functional.pad(x, (0, 1), value=1.0)
-        q_in = self.basis.q_in
+        q_in = None if self.basis is None else self.basis.turn_in
+        if q_in is None:
+            return functional.pad(x, (0, 1), value=1.0) if has_bias else x
         return functional.linear(x, q_in[:-1].mT, q_in[-1]) if has_bias else functional.linear(x, q_in.mT)
 
     def convolve(self, conv: Callable[..., Tensor], x: Tensor, bias: Tensor | None, rest: Any) -> Tensor:
@@ -221,7 +222,8 @@ class Keeper:
         _refuse_second_forward(self.layer)
         variance = self.fresh.variance
         if self.basis is not None:
-            variance = linalg.unrotate(self.basis.q_out.square(), variance, self.basis.q_in.square())
+            into = self.basis.turn_in
+            variance = linalg.unrotate(self.basis.q_out.square(), variance, None if into is None else into.square())
         own = len(self.layer.params) > 1
         spread = [view.contiguous() for view in self.layer.views(variance)]
         args, kwargs = rest

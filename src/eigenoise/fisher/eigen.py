@@ -27,13 +27,16 @@ class Eigen(Fisher):
         shape: ``(..., p, n)``.
         damping_form: what ``reinitialise`` sets R to: the K-FAC eigenvalues (``"exact"``), or so that R + γ_in is
             what K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
+        fixed_input: Q_A stays the identity; R is exact in that basis too, and nothing is turned on that side.
         **options: as for ``Fisher``.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
+    def __init__(
+        self, shape: tuple[int, ...], *, damping_form: str = "exact", fixed_input: bool = False, **options: Any
+    ):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input)
         self.R = torch.full(self.shape, self.init, **self.options)
         self._R = PendingMean()
 
@@ -45,7 +48,7 @@ class Eigen(Fisher):
         if factors:
             self.factors.update(a, g, terms)
         if scale:
-            self._R.add(squared_gradients(a, g, self.factors.q_out, self.factors.q_in), terms)
+            self._R.add(squared_gradients(a, g, self.factors.q_out, self.factors.turn_in), terms)
 
     def commit(self, ema_factors: float, ema_scale: float) -> None:
         """Blend the pending means into A and S with rate β̃ and into R with rate ω̃ (eq. 12)."""
@@ -59,7 +62,7 @@ class Eigen(Fisher):
         if change is None:
             return False
         change.carry(carry)
-        self.R.copy_(change.out.square() @ self.R @ change.into.square().mT)
+        self.R.copy_(change.of_diagonal(self.R))
         self._cache.clear()
         return True
 

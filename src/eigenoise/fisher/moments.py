@@ -35,7 +35,7 @@ def squared_gradients(
         a: ``(..., b, t, n)``.
         g: ``(..., b, t, p)`` or ``(..., v, b, t, p)``; the v vectors count as further examples.
         q_out: ``(..., p, p)``, or None for the identity.
-        q_in: ``(..., n, n)``, or None for the identity.
+        q_in: ``(..., n, n)``, or None for the identity; never without ``q_out``.
 
     Returns:
         ``(..., p, n)``.
@@ -44,19 +44,21 @@ def squared_gradients(
         g = g.unsqueeze(-4)
     b, t, n = a.shape[-3:]
     v, p = g.shape[-4], g.shape[-1]
-    rotate_first = t == 1 or t * (n * n + p * p) <= p * n * (p + n)
-    if q_out is not None and q_in is not None and rotate_first:
+    rows, columns = (0 if q_in is None else n), (0 if q_out is None else p)
+    rotate_first = t == 1 or t * (rows * n + columns * p) <= p * n * (columns + rows)
+    if q_in is not None and rotate_first:
         a = _times(a, q_in)
+    if q_out is not None and rotate_first:
         g = _times(g.flatten(-4, -3), q_out).unflatten(-3, (v, b))
-    if t <= FEW and (rotate_first or q_in is None):
+    if t <= FEW and rotate_first:
         return _over_pairs(a, g)
     lead = a.shape[:-3].numel()
     size = max(1, CHUNK // (lead * v * p * n))
     total = torch.zeros(*a.shape[:-3], p, n, dtype=a.dtype, device=a.device)
     for a_part, g_part in zip(a.split(size, -3), g.split(size, -3), strict=True):
         gradients = (g_part.mT @ a_part.unsqueeze(-4)).flatten(-4, -3)  # (..., v·b, p, n)
-        if q_out is not None and q_in is not None and not rotate_first:
-            gradients = q_out.unsqueeze(-3).mT @ _times(gradients, q_in)
+        if q_out is not None and not rotate_first:
+            gradients = q_out.unsqueeze(-3).mT @ (gradients if q_in is None else _times(gradients, q_in))
         total += gradients.square_().sum(-3)
     return total
 
