@@ -134,7 +134,7 @@ def test_growth_is_measured_by_kind():
 
 def test_the_command_runs_and_compares(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "OURS", {"noisy EK-FAC": OURS["noisy EK-FAC"]})
-    monkeypatch.setattr(run, "STUDY", {})
+    monkeypatch.setattr(run, "MORE", {})
     monkeypatch.setattr(peers, "installed", dict)
     old = tmp_path / "old.json"
     about = {"ratio": 1e-3, "quartiles": [1e-3, 1e-3]}

@@ -13,7 +13,7 @@ from eigenoise.bench import memory as remembering
 from eigenoise.bench import peers as others
 from eigenoise.bench.cases import CASES, Case
 from eigenoise.bench.measure import ratios
-from eigenoise.bench.steps import OURS, STUDY, Stepper
+from eigenoise.bench.steps import MORE, OURS, Stepper
 from eigenoise.experiments import environment
 
 OnStep = Callable[[str], None]
@@ -37,7 +37,7 @@ class Part:
 def parts(names: Sequence[str], *, rounds: int, peers: bool, memory: bool, growth: bool) -> Iterator[Part]:
     """Parts for the cases ``names``; see the command for the arguments."""
     for name in names:
-        methods: dict[str, Callable[[Case], Stepper]] = {**OURS, **(STUDY if name == "a" else {})}
+        methods: dict[str, Callable[[Case], Stepper]] = {**OURS, **MORE.get(name, {})}
         if peers:
             methods |= {label: _peer(label) for label in others.installed()}
         yield Part(f"({name}) time", rounds * len(methods), _timing(name, methods, rounds))

@@ -136,3 +136,7 @@ STUDY: Mapping[str, Callable[[Case], Stepper]] = MappingProxyType(
         for method, label in LABELS.items()
     }
 )
+FIXED = "noisy EK-FAC, fixed input basis"
+MORE: Mapping[str, Mapping[str, Callable[[Case], Stepper]]] = MappingProxyType(  # for single cases, by their names
+    {"a": STUDY, "b": {FIXED: _ours(en.NoisyEKFAC, eig_every=CYCLE, fixed_inputs=["0"])}}
+)
