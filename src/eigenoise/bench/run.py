@@ -73,7 +73,9 @@ def _peer(label: str) -> Callable[[Case], Stepper]:
 
 def _timing(name: str, methods: dict[str, Callable[[Case], Stepper]], rounds: int) -> Callable[..., None]:
     def run(results: dict[str, Any], on_step: OnStep) -> None:
-        results["cases"][name] = ratios(CASES[name](), methods, rounds, on_step)
+        before = results["cases"].get(name, {})
+        kept = {"memory": before["memory"]} if "memory" in before else {}  # until it is measured again
+        results["cases"][name] = {**ratios(CASES[name](), methods, rounds, on_step), **kept}
 
     return run
 

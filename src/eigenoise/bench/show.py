@@ -35,6 +35,24 @@ def table(case: str, result: Mapping[str, Any]) -> Grid:
     return Grid(f"({case}) {result['title']}: cost of a step, SGD = 1", header, rows)
 
 
+def summary(results: Mapping[str, Any]) -> Grid:
+    """Ratios of all methods on all cases, and peak memory on (c)."""
+    cases = dict(sorted(results["cases"].items()))
+    labels = dict.fromkeys(label for result in cases.values() for label in result["methods"])
+    rows = []
+    for label in ["SGD with momentum", *labels]:
+        ratios = ["1" if label == "SGD with momentum" else _ratio(result, label) for result in cases.values()]
+        used = _memory(cases["c"], "SGD" if label == "SGD with momentum" else label) if "c" in cases else ""
+        rows.append([label, *ratios, used])
+    header = ["cost of a step, SGD = 1", *(f"({name})" for name in cases), "peak MB (c)"]
+    return Grid("What a step costs", header, rows)
+
+
+def _ratio(result: Mapping[str, Any], label: str) -> str:
+    about = result["methods"].get(label, {})
+    return f"{about['ratio']:.2f}" if "ratio" in about else ""
+
+
 def _memory(result: Mapping[str, Any], name: str) -> str:
     used = result.get("memory", {}).get(name)
     return "" if used is None else f"{used:.0f}"
