@@ -555,7 +555,8 @@ MODELS["flattened"] = (Flattened, (5, 4), {"batch_dim": 1})
 
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_part_of_the_batch_is_its_first_examples(fisher: str, kind: str) -> None:
+def test_a_part_of_the_batch_is_its_first_examples(fisher: str, kind: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr("eigenoise.capture.FEW_ROWS", 1)
     model, x, y = problem(kind)
     options = {"fisher": fisher, **MODELS[kind][2]}
     part = gather(model, lambda opt: step(opt, x, y), stats_fraction=0.5, **options)
@@ -564,17 +565,28 @@ def test_a_part_of_the_batch_is_its_first_examples(fisher: str, kind: str) -> No
     assert any(not torch.allclose(part[name], whole[name]) for name in whole)
 
 
-def test_a_part_of_the_batch_for_bare_parameters() -> None:
+def test_layers_with_few_positions_take_more_of_the_batch(monkeypatch: Any) -> None:
+    monkeypatch.setattr("eigenoise.capture.FEW_ROWS", 5)
+    model, x, y = problem("cnn")  # nine, four and one position
+    part = gather(model, lambda opt: step(opt, x, y), stats_fraction=1 / 6, fisher="exact")
+    for name, count in (("0", 1), ("2", 2), ("5", 5)):
+        alone = gather(model, lambda opt, count=count: step(opt, x[:count], y[:count]), fisher="exact")
+        for kind in ("A", "S", "r"):
+            torch.testing.assert_close(part[f"{name}/{kind}"], alone[f"{name}/{kind}"], **CLOSE)
+
+
+def test_bare_parameters_take_the_whole_batch() -> None:
     model, x, y = problem(layer_normed)
-    opt = build(model, method=en.NoisyAdam, fisher="exact", kl_weight=0.0, damping=1e-3, stats_fraction=0.5)
-    draws = []
-    for _ in range(DRAWS):
-        step(opt, x, y)
-        draws.append(fishers_of(opt)["1.weight"].r.clone())
-    assert_unbiased(draws, fisher_diagonal(model, "1.weight", x[: B // 2], categorical_fisher))
+    part, whole = (
+        gather(model, lambda opt: step(opt, x, y), fisher="exact", stats_fraction=fraction, generator=generator)
+        for fraction, generator in ((0.5, torch.Generator().manual_seed(0)), (1.0, torch.Generator().manual_seed(0)))
+    )
+    torch.testing.assert_close(part["1.weight/r"], whole["1.weight/r"], **CLOSE)
 
 
-def test_a_part_of_the_batch_needs_rows_that_belong_to_examples() -> None:
+def test_a_part_of_the_batch_needs_rows_that_belong_to_examples(monkeypatch: Any) -> None:
+    monkeypatch.setattr("eigenoise.capture.FEW_ROWS", 1)
+
     class Odd(Twice):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.body(torch.cat([x, x[:1]])).tanh()[1:])

@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from eigenoise.layers import MatrixLayer
 
-Joined = tuple[MatrixLayer, Tensor, Tensor]  # layer, a (..., b, t, n), g (..., v, b, t, p)
+Joined = tuple[MatrixLayer, Tensor, Tensor, float]  # layer, a (..., b, t, n), g (..., v, b, t, p), part of the examples
+FEW_ROWS = 1024  # of examples and positions, that a layer's statistics take even if the batch's part has fewer
 
 
 class Call:
@@ -116,10 +118,10 @@ class Capture:
             self._expecting[index] = g.detach().clone()  # it may become the .grad that is added to or clipped
 
 
-def join(used: Sequence[tuple[Call, Tensor]], examples: int, count: int) -> list[Joined]:
+def join(used: Sequence[tuple[Call, Tensor]], examples: int, fraction: float = 1.0) -> list[Joined]:
     """Calls of one forward pass and gradients ``(v, ...)`` at their outputs, layer by layer in the canonical form.
 
-    Only the first ``count`` of the ``examples`` are taken.
+    Only the first ones of the ``examples`` are taken, a ``fraction`` of them, or more where a layer has few positions.
 
     Several calls of one layer become further positions, so that an example's gradient is the sum over them. So do the
     rows of a layer that sees several for each of the model's ``examples``, as after ``x.flatten(0, 1)``.
@@ -133,6 +135,7 @@ def join(used: Sequence[tuple[Call, Tensor]], examples: int, count: int) -> list
     joined = []
     for calls in by_layer.values():
         layer = calls[0][0].layer
+        count = _examples_taken(layer, calls[0][1], examples, fraction)
         for call, _ in calls:
             layer.check_batch_axis(call.x, examples)
         a = [layer.activations(layer.first(call.x, examples, count)) for call, _ in calls]
@@ -148,8 +151,15 @@ def join(used: Sequence[tuple[Call, Tensor]], examples: int, count: int) -> list
                 f"{layer.name!r}: 'diagonal'}}"
             )
         a_all, g_all = (layer.regroup(parts[0] if len(parts) == 1 else torch.cat(parts, -2), count) for parts in (a, g))
-        joined.append((layer, a_all, g_all))
+        joined.append((layer, a_all, g_all, count / examples))
     return joined
+
+
+def _examples_taken(layer: MatrixLayer, vectors: Tensor, examples: int, fraction: float) -> int:
+    if fraction == 1:
+        return examples
+    rows = vectors[0].numel() // math.prod(layer.shape[:-1])  # of all examples and their positions
+    return min(examples, max(1, round(fraction * examples), -(-FEW_ROWS * examples // rows)))
 
 
 def _stack(parts: Sequence[Tensor], dim: int) -> Tensor:

@@ -147,18 +147,12 @@ class Statistics:
             return None
         terms = self.likelihood.terms(f)
         examples = f.shape[0] if self.likelihood.stack is None else terms
-        count = max(1, round(self.fraction * examples))
         if self.fisher == "empirical":
-            return self._from_training_gradient(self.capture.calls_behind(f), examples, count, terms)
-        vectors = self._vectors(f.detach())
-        if count < examples:
-            vectors = vectors.clone()
-            vectors[:, count:] = 0.0
-        used, bare = self.capture.backward(f, vectors)
+            return self._from_training_gradient(self.capture.calls_behind(f), examples, terms)
+        used, bare = self.capture.backward(f, self._vectors(f.detach()))
 
         def backpropagated(scale: Tensor) -> None:
-            self._take_in(join(used, examples, count), terms * count // examples)
-            self._take_in_bare(bare, terms * count // examples)
+            self._take_in(join(used, examples, self.fraction), bare, terms)
             self.capture.release(call for call, _ in used)
 
         return backpropagated
@@ -188,9 +182,7 @@ class Statistics:
             vectors = vectors * (2 * signs - 1).to(vectors)
         return vectors
 
-    def _from_training_gradient(
-        self, calls: list[Call], examples: int, count: int, terms: int
-    ) -> Callable[[Tensor], None]:
+    def _from_training_gradient(self, calls: list[Call], examples: int, terms: int) -> Callable[[Tensor], None]:
         """The training gradient itself, freed of the mean over the batch and of any scaling of the loss."""
 
         def backward_begins(scale: Tensor) -> None:
@@ -199,22 +191,20 @@ class Statistics:
 
             def deliver() -> None:
                 used = [(call, factor * call.g.unsqueeze(0)) for call in calls if call.g is not None]
-                self._take_in(join(used, examples, count), terms * count // examples)
-                self._take_in_bare([None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
+                layers = join(used, examples, self.fraction)
+                self._take_in(layers, [None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
 
             self._deliveries.append(deliver)
 
         return backward_begins
 
-    def _take_in(self, layers: list[Joined], terms: int) -> None:
-        for layer, a, g in layers:
+    def _take_in(self, layers: list[Joined], bare: Sequence[Tensor | None], terms: int) -> None:
+        for layer, a, g, part in layers:
             slot = self._slot_of[id(layer)]
             self.seen.add(slot.name)
             with full_precision(a.device):
-                slot.fisher.update(a, g, terms, factors=self._factors, scale=self._scale)
-
-    def _take_in_bare(self, totals: Sequence[Tensor | None], terms: int) -> None:
-        for slot, total in zip(self._bare, totals, strict=True):
+                slot.fisher.update(a, g, round(part * terms), factors=self._factors, scale=self._scale)
+        for slot, total in zip(self._bare, bare, strict=True):
             if total is not None:
                 self.seen.add(slot.name)
                 if self._scale:
