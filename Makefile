@@ -25,8 +25,8 @@ format: $(VENV)/.ready  ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.ready  ## time a step of every method as a ratio to SGD
-	$(BIN)/python benchmarks/step_cost.py
+bench: $(VENV)/.ready  ## time a step of our methods on the small cases as a ratio to SGD, and name what grew
+	$(BIN)/eigenoise bench a b --no-peers --no-memory --against benchmarks/results/bench/bench.json --out bench
 
 RESULTS := benchmarks/results/uci
 study: $(VENV)/.ready  ## run the regression study, which takes hours and continues where it was, and redraw its pages
@@ -40,4 +40,4 @@ docs: $(VENV)/.ready  ## check that the pages in docs/ name only things that exi
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean:
-	rm -rf $(VENV) demo build dist
+	rm -rf $(VENV) demo bench build dist

@@ -2,7 +2,7 @@
 
 A quarter-width VGG16 with batch norm learns a part of CIFAR-10 by noisy EK-FAC. The plain way keeps weights as weights,
 takes statistics from whole batches, decomposes all layers at once and shares one weight sample; the cheap way is the
-default with statistics from an eighth of each batch. A fully connected network learns the same images, halved in size,
+default with factors from an eighth of each batch. A fully connected network learns the same images, halved in size,
 with one weight sample for the batch and with noise for every example. Test images are not used.
 
     python benchmarks/learning_curves.py CIFAR_FOLDER [--steps 300] [--seeds 2] [--json FILE]
@@ -77,7 +77,7 @@ def run(network, options, train, held_out, seed, steps):
                 loss.backward()
             opt.step()
             seconds += time.process_time() - began
-            losses.append(float(loss))
+            losses.append(loss.item())
             done += 1
             if done == steps:
                 break

@@ -555,24 +555,27 @@ MODELS["flattened"] = (Flattened, (5, 4), {"batch_dim": 1})
 
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_part_of_the_batch_is_its_first_examples(fisher: str, kind: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("eigenoise.capture.FEW_ROWS", 1)
+def test_factors_are_those_of_the_first_examples_and_the_scale_that_of_all(fisher: str, kind: str) -> None:
     model, x, y = problem(kind)
     options = {"fisher": fisher, **MODELS[kind][2]}
-    part = gather(model, lambda opt: step(opt, x, y), stats_fraction=0.5, **options)
-    assert_same(part, gather(model, lambda opt: step(opt, x[: B // 2], y[: B // 2]), **options))
+    part = gather(model, lambda opt: step(opt, x, y), stats_fraction=1 / 3, **options)
+    first = gather(model, lambda opt: step(opt, x[: B // 3], y[: B // 3]), **options)
     whole = gather(model, lambda opt: step(opt, x, y), **options)
-    assert any(not torch.allclose(part[name], whole[name]) for name in whole)
+    assert_same(part, {name: (whole if name.endswith("/r") else first)[name] for name in whole})
+    assert any(not torch.allclose(first[name], whole[name]) for name in whole)
 
 
-def test_layers_with_few_positions_take_more_of_the_batch(monkeypatch: Any) -> None:
-    monkeypatch.setattr("eigenoise.capture.FEW_ROWS", 5)
-    model, x, y = problem("cnn")  # nine, four and one position
-    part = gather(model, lambda opt: step(opt, x, y), stats_fraction=1 / 6, fisher="exact")
-    for name, count in (("0", 1), ("2", 2), ("5", 5)):
-        alone = gather(model, lambda opt, count=count: step(opt, x[:count], y[:count]), fisher="exact")
-        for kind in ("A", "S", "r"):
-            torch.testing.assert_close(part[f"{name}/{kind}"], alone[f"{name}/{kind}"], **CLOSE)
+def test_the_scale_in_the_basis_is_that_of_all_examples() -> None:
+    model, x, y = problem("cnn")
+    opt = build(model, fisher="exact", stats_fraction=0.4, eig_every=10)  # parts of two, two and two
+    for _ in range(2):
+        step(opt, x, y)
+    for name in ("0", "5"):
+        fisher = fishers_of(opt)[name]
+        block = fisher_block(model, name, x, categorical_fisher)
+        torch.testing.assert_close(
+            fisher.R, diagonal_in_basis(block, fisher.factors.q_out, fisher.factors.q_in), **CLOSE
+        )
 
 
 def test_bare_parameters_take_the_whole_batch() -> None:
@@ -584,9 +587,7 @@ def test_bare_parameters_take_the_whole_batch() -> None:
     torch.testing.assert_close(part["1.weight/r"], whole["1.weight/r"], **CLOSE)
 
 
-def test_a_part_of_the_batch_needs_rows_that_belong_to_examples(monkeypatch: Any) -> None:
-    monkeypatch.setattr("eigenoise.capture.FEW_ROWS", 1)
-
+def test_a_part_of_the_batch_needs_rows_that_belong_to_examples() -> None:
     class Odd(Twice):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.body(torch.cat([x, x[:1]])).tanh()[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eigenoise.bench import show
 from eigenoise.data import uci
 from eigenoise.experiments import Run, finished
 from eigenoise.presets import METHODS, PRESETS, best_recipe
@@ -132,3 +134,13 @@ def test_the_best_preset_is_what_tuning_chose():
         for method in METHODS:
             recipe = best_recipe(name, method, **tune.chosen(name, method))
             assert recipe == PRESETS["best"].recipe(name, method)
+
+
+def test_costs_on_the_pages_are_those_of_the_committed_results():
+    results = json.loads((ROOT / "benchmarks" / "results" / "bench" / "bench.json").read_text())
+    table = show.summary(results).markdown().splitlines()[2:]
+    assert [line for line in table if line not in (ROOT / "docs" / "speed.md").read_text()] == []
+    short = ["noisy EK-FAC", "noisy K-FAC", "noisy Adam", "BBB", "EK-FAC", "K-FAC", "IVON (ivon-opt)"]
+    short += ["BBB (bayesian-torch)", "SINGD dense, every 10 (singd)"]
+    table = show.summary(results, ["a", "b", "c"], short).markdown().splitlines()[2:]
+    assert [line for line in table if line not in (ROOT / "README.md").read_text()] == []

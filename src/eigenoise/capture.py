@@ -7,7 +7,6 @@ place.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,8 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from eigenoise.layers import MatrixLayer
 
-Joined = tuple[MatrixLayer, Tensor, Tensor, float]  # layer, a (..., b, t, n), g (..., v, b, t, p), part of the examples
-FEW_ROWS = 1024  # of examples and positions, that a layer's statistics take even if the batch's part has fewer
+Used = Sequence[tuple["Call", Tensor]]  # calls of one forward pass and gradients (v, ...) at their outputs
 
 
 class Call:
@@ -118,48 +116,43 @@ class Capture:
             self._expecting[index] = g.detach().clone()  # it may become the .grad that is added to or clipped
 
 
-def join(used: Sequence[tuple[Call, Tensor]], examples: int, fraction: float = 1.0) -> list[Joined]:
-    """Calls of one forward pass and gradients ``(v, ...)`` at their outputs, layer by layer in the canonical form.
+def by_layer(used: Used) -> list[Used]:
+    """The calls of each layer."""
+    found: dict[int, list[tuple[Call, Tensor]]] = {}
+    for pair in used:
+        found.setdefault(id(pair[0].layer), []).append(pair)
+    return list(found.values())
 
-    Only the first ones of the ``examples`` are taken, a ``fraction`` of them, or more where a layer has few positions.
 
-    Several calls of one layer become further positions, so that an example's gradient is the sum over them. So do the
-    rows of a layer that sees several for each of the model's ``examples``, as after ``x.flatten(0, 1)``.
+def join(calls: Used, examples: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    """The calls of one layer in one forward pass, of the examples from ``start`` to ``stop``, in the canonical form.
+
+    Several calls become further positions, so that an example's gradient is the sum over them. So do the rows of a
+    layer that sees several for each of the model's ``examples``, as after ``x.flatten(0, 1)``.
+
+    Returns:
+        Activations ``(..., b, t, n)`` and gradients ``(..., v, b, t, p)``.
 
     Raises:
         ValueError: if a layer's calls have batches of different sizes, or its batch is on another axis.
     """
-    by_layer: dict[int, list[tuple[Call, Tensor]]] = {}
-    for pair in used:
-        by_layer.setdefault(id(pair[0].layer), []).append(pair)
-    joined = []
-    for calls in by_layer.values():
-        layer = calls[0][0].layer
-        count = _examples_taken(layer, calls[0][1], examples, fraction)
-        for call, _ in calls:
-            layer.check_batch_axis(call.x, examples)
-        a = [layer.activations(layer.first(call.x, examples, count)) for call, _ in calls]
-        g = [
-            _stack([layer.gradients(layer.first(vector, examples, count)) for vector in vectors], -4)
-            for _, vectors in calls
-        ]
-        sizes = [part.shape[-3] for part in a]
-        if len(set(sizes)) > 1:
-            raise ValueError(
-                f"layer {layer.name!r} was called {len(a)} times in one forward pass with batches of {sizes}: "
-                f"its examples cannot be matched; call it with equal batches, or treat it with overrides={{"
-                f"{layer.name!r}: 'diagonal'}}"
-            )
-        a_all, g_all = (layer.regroup(parts[0] if len(parts) == 1 else torch.cat(parts, -2), count) for parts in (a, g))
-        joined.append((layer, a_all, g_all, count / examples))
-    return joined
-
-
-def _examples_taken(layer: MatrixLayer, vectors: Tensor, examples: int, fraction: float) -> int:
-    if fraction == 1:
-        return examples
-    rows = vectors[0].numel() // math.prod(layer.shape[:-1])  # of all examples and their positions
-    return min(examples, max(1, round(fraction * examples), -(-FEW_ROWS * examples // rows)))
+    layer = calls[0][0].layer
+    for call, _ in calls:
+        layer.check_batch_axis(call.x, examples)
+    part = (examples, start, stop)
+    a = [layer.activations(layer.some(call.x, *part)) for call, _ in calls]
+    g = [_stack([layer.gradients(layer.some(vector, *part)) for vector in vectors], -4) for _, vectors in calls]
+    sizes = [piece.shape[-3] for piece in a]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"layer {layer.name!r} was called {len(a)} times in one forward pass with batches of {sizes}: "
+            f"its examples cannot be matched; call it with equal batches, or treat it with overrides={{"
+            f"{layer.name!r}: 'diagonal'}}"
+        )
+    a_all, g_all = (
+        layer.regroup(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2), stop - start) for pieces in (a, g)
+    )
+    return a_all, g_all
 
 
 def _stack(parts: Sequence[Tensor], dim: int) -> Tensor:

@@ -68,25 +68,26 @@ class MatrixLayer(ABC):
                 f"{fitting[0]}: build the optimiser with batch_dim={fitting[0]}"
             )
 
-    def first(self, x: Tensor, examples: int, count: int) -> Tensor:
-        """The part of an input, or of a gradient by the output, that belongs to the first ``count`` of ``examples``.
+    def some(self, x: Tensor, examples: int, start: int, stop: int) -> Tensor:
+        """The part of an input, or of a gradient by the output, that belongs to examples ``start`` to ``stop``.
 
         Raises:
             ValueError: if its rows cannot be told apart by examples.
         """
-        if count == examples:
+        if stop - start == examples:
             return x
         axis = self.batch_dim or 0
         if x.ndim > 2 and axis and x.shape[axis] == examples:
-            return x.narrow(axis, 0, count)
+            return x.narrow(axis, start, stop - start)
         if x.shape[0] % examples:
             raise ValueError(
                 f"layer {self.name!r} got {x.shape[0]} rows for {examples} examples, and which row belongs to which "
                 "example is unknown: use stats_fraction=1"
             )
         if axis:  # rows flattened from a sequence-first input have the examples last
-            return x.unflatten(0, (-1, examples))[:, :count].flatten(0, 1)
-        return x[: x.shape[0] // examples * count]
+            return x.unflatten(0, (-1, examples))[:, start:stop].flatten(0, 1)
+        rows = x.shape[0] // examples
+        return x[start * rows : stop * rows]
 
     def regroup(self, x: Tensor, examples: int) -> Tensor:
         """``(..., b, t, ·)`` where b counts several rows of each of ``examples``: those become positions.

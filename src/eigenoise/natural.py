@@ -51,8 +51,8 @@ class NaturalGradient(VariationalOptimizer):
         scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
         refresh_every: T_eig or T_inv, steps between decompositions.
         reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never.
-        stats_fraction: the part of a batch's examples, its first ones, that statistics of layers are taken from.
-            Convolutions, with many positions in each example, can do with an eighth; layers with few take more.
+        stats_fraction: the part of a batch's examples, its first ones, that A and S are taken from. Convolutions, with
+            many positions in each example, can do with an eighth. R needs them all, and takes such a part at a time.
         fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"``
             sums over all outputs or classes, ``"empirical"`` takes the training gradient itself.
         layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
-from eigenoise.capture import Call, Capture, Joined, join
+from eigenoise.capture import Call, Capture, Used, by_layer, join
 from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
@@ -99,7 +99,7 @@ class Statistics:
         likelihood: whose targets are drawn, or whose Fisher is exact.
         fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
         generator: of drawn targets and signs.
-        fraction: of a batch's examples that are looked at.
+        fraction: of a batch's examples, its first ones, that A and S are taken from, and that are looked at at once.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Statistics:
         used, bare = self.capture.backward(f, self._vectors(f.detach()))
 
         def backpropagated(scale: Tensor) -> None:
-            self._take_in(join(used, examples, self.fraction), bare, terms)
+            self._take_in(used, examples, bare, terms)
             self.capture.release(call for call, _ in used)
 
         return backpropagated
@@ -191,19 +191,24 @@ class Statistics:
 
             def deliver() -> None:
                 used = [(call, factor * call.g.unsqueeze(0)) for call in calls if call.g is not None]
-                layers = join(used, examples, self.fraction)
-                self._take_in(layers, [None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
+                self._take_in(used, examples, [None if g is None else factor * g.unsqueeze(0) for g in bare], terms)
 
             self._deliveries.append(deliver)
 
         return backward_begins
 
-    def _take_in(self, layers: list[Joined], bare: Sequence[Tensor | None], terms: int) -> None:
-        for layer, a, g, part in layers:
-            slot = self._slot_of[id(layer)]
+    def _take_in(self, used: Used, examples: int, bare: Sequence[Tensor | None], terms: int) -> None:
+        """Bring the examples to the Fishers, a part at a time; only the first is for A and S."""
+        size = max(1, round(self.fraction * examples))
+        for calls in by_layer(used):
+            slot = self._slot_of[id(calls[0][0].layer)]
             self.seen.add(slot.name)
-            with full_precision(a.device):
-                slot.fisher.update(a, g, round(part * terms), factors=self._factors, scale=self._scale)
+            for start in range(0, examples if self._scale and slot.fisher.has_scale else 1, size):
+                stop = min(start + size, examples)
+                a, g = join(calls, examples, start, stop)
+                count, factors = round(terms * (stop - start) / examples), self._factors and start == 0
+                with full_precision(a.device):
+                    slot.fisher.update(a, g, count, factors=factors, scale=self._scale)
         for slot, total in zip(self._bare, bare, strict=True):
             if total is not None:
                 self.seen.add(slot.name)

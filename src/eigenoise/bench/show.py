@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ def table(case: str, result: Mapping[str, Any]) -> Grid:
     return Grid(f"({case}) {result['title']}: cost of a step, SGD = 1", header, rows)
 
 
-def summary(results: Mapping[str, Any]) -> Grid:
-    """Ratios of all methods on all cases, and peak memory on (c)."""
-    cases = dict(sorted(results["cases"].items()))
-    labels = dict.fromkeys(label for result in cases.values() for label in result["methods"])
+def summary(results: Mapping[str, Any], names: Sequence[str] = (), labels: Sequence[str] = ()) -> Grid:
+    """Ratios of the methods ``labels`` on the cases ``names``, all of them if none is named, and peak memory on (c)."""
+    cases = {name: result for name, result in sorted(results["cases"].items()) if not names or name in names}
+    known = labels or list(dict.fromkeys(label for result in cases.values() for label in result["methods"]))
     rows = []
-    for label in ["SGD with momentum", *labels]:
+    for label in ["SGD with momentum", *known]:
         ratios = ["1" if label == "SGD with momentum" else _ratio(result, label) for result in cases.values()]
         used = _memory(cases["c"], "SGD" if label == "SGD with momentum" else label) if "c" in cases else ""
         rows.append([label, *ratios, used])

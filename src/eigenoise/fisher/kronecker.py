@@ -26,6 +26,8 @@ class Kronecker(Fisher):
         **options: as for ``Fisher``.
     """
 
+    has_scale = False
+
     def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
