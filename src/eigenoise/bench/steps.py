@@ -136,7 +136,10 @@ STUDY: Mapping[str, Callable[[Case], Stepper]] = MappingProxyType(
         for method, label in LABELS.items()
     }
 )
-FIXED = "noisy EK-FAC, fixed input basis"
+_LARGE_LINEAR = {
+    "noisy EK-FAC, one sample for the batch": _ours(en.NoisyEKFAC, eig_every=CYCLE, noise="shared"),
+    "noisy EK-FAC, fixed input basis": _ours(en.NoisyEKFAC, eig_every=CYCLE, fixed_inputs=["0"]),
+}
 MORE: Mapping[str, Mapping[str, Callable[[Case], Stepper]]] = MappingProxyType(  # for single cases, by their names
-    {"a": STUDY, "b": {FIXED: _ours(en.NoisyEKFAC, eig_every=CYCLE, fixed_inputs=["0"])}}
+    {"a": STUDY, "b": _LARGE_LINEAR}
 )
