@@ -38,6 +38,7 @@ ORDER = [
     "sampling",
     "variational",
     "statistics",
+    "clip",
     "natural",
     "optim",
     "bbb",

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from eigenoise import checks, state
+from eigenoise.clip import clipped, on_host
 from eigenoise.fisher import Diagonal, Eigen, Fisher
-from eigenoise.fisher.base import FLOOR
 from eigenoise.layers import BareParameter, ConvLayer, LinearLayer, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.rotated import worthwhile
@@ -257,11 +257,11 @@ class NaturalGradient(VariationalOptimizer):
         torch._foreach_lerp_(momenta, [slot.momentum for slot in active], keep)
         damping += group["damping"]
         directions, sizes = zip(*(slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)), strict=True)
-        table = _on_host([*sizes, loss])
+        table = on_host([*sizes, loss])
         if not math.isfinite(table.sum()):
             self._stop_at_nan(loss)
         rates = np.array([group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active])  # bias-corrected momentum
-        rates = _clipped(rates.reshape(-1, *(1,) * (table.ndim - 1)), table[:-1], group["layer_clip"], group["kl_clip"])
+        rates = clipped(rates.reshape(-1, *(1,) * (table.ndim - 1)), table[:-1], group["layer_clip"], group["kl_clip"])
         for slot, direction, rate in zip(active, directions, rates, strict=True):
             if slot.layer.stack is None:  # what all models of a stack share takes the most careful one's
                 slot.move(direction, float(rate.min() if rate.ndim else rate))
@@ -365,29 +365,3 @@ def _take_turns(slots: Sequence[FisherSlot], most: int) -> list[list[FisherSlot]
         turns[-1].append(slot)
         spent += cost
     return turns
-
-
-def _on_host(numbers: Sequence[Tensor]) -> np.ndarray:
-    """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
-    if any(number.ndim for number in numbers):
-        numbers = torch.broadcast_tensors(*numbers)
-    return torch.stack(list(numbers)).cpu().numpy()
-
-
-def _clipped(rates: np.ndarray, sizes: np.ndarray, layer_clip: float | None, kl_clip: float | None) -> np.ndarray:
-    """Rates α that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and the sum of all below ``kl_clip``.
-
-    Args:
-        rates: ``(slots,)``, or ``(slots, 1)`` for a stack of models.
-        sizes: gᵀF⁻¹g, ``(slots,)`` or ``(slots, s)``.
-        layer_clip: or None for no bound.
-        kl_clip: or None for no bound.
-
-    Returns:
-        ``(slots,)`` or ``(slots, s)``.
-    """
-    changes = np.maximum(rates**2 * sizes, FLOOR)
-    scales = np.ones_like(changes) if layer_clip is None else np.minimum(np.sqrt(layer_clip / changes), 1.0)
-    if kl_clip is not None:
-        scales = scales * np.minimum(np.sqrt(kl_clip / (scales**2 * changes).sum(0)), 1.0)
-    return rates * scales
