@@ -56,7 +56,7 @@ ORDER = [
     "cli",
     "__main__",
 ]
-FISHER_ORDER = ["moments", "factors", "base", "diagonal", "kronecker", "eigen", "__init__"]
+FISHER_ORDER = ["moments", "sides", "taps", "factors", "base", "diagonal", "kronecker", "eigen", "__init__"]
 DATA_ORDER = ["files", "tables", "uci", "__init__"]
 MODEL_ORDER = ["stacked", "mlp", "vgg", "encoder", "__init__"]
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]

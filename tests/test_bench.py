@@ -49,10 +49,10 @@ def test_a_step_of_each_kind_does_what_is_due():
     one.step()
     basis = one.optimizer.slots[0].fisher.factors
     for kind, (place, _) in one.kinds().items():
-        before = basis.A.clone(), basis.q_in.clone()
+        before = basis.inputs.moments.clone(), basis.q_in.clone()
         one.seek(place)
         one.step()
-        assert torch.equal(before[0], basis.A) == ("statistics" not in kind)
+        assert torch.equal(before[0], basis.inputs.moments) == ("statistics" not in kind)
         assert torch.equal(before[1], basis.q_in) == ("basis" not in kind)
 
 

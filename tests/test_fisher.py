@@ -14,6 +14,7 @@ from eigenoise import linalg
 from eigenoise.averages import PendingMean, Product
 from eigenoise.fisher import Diagonal, Eigen, Fisher, Kronecker
 from eigenoise.fisher.moments import gram, squared_gradients
+from eigenoise.fisher.sides import FullSide
 
 TOL = {"rtol": 1e-9, "atol": 1e-10}
 P, N, B, T = 3, 4, 6, 2
@@ -179,6 +180,18 @@ class TestEigenWithFixedInput(FisherConformance):
         assert not torch.equal(fisher.factors.q_out, torch.eye(P).expand_as(fisher.factors.q_out))
 
 
+class TestEigenWithTaps(FisherConformance):
+    make = functools.partial(Eigen, taps=2)
+
+
+class TestEigenWithTapsAndBias(FisherConformance):
+    make = functools.partial(Eigen, taps=3)
+
+
+class TestKroneckerWithTaps(FisherConformance):
+    make = functools.partial(Kronecker, taps=2)
+
+
 def test_with_a_fixed_input_the_scale_is_exact_in_that_basis():
     a, g = statistics(t=2)
     fisher = Eigen((P, N), fixed_input=True)
@@ -221,15 +234,23 @@ def test_a_product_that_overflows_is_noticed():
     assert not torch.isfinite(product.bound())
 
 
+def turned_side(lead=()):
+    """The side of inputs with some basis."""
+    side = FullSide(lead, N, 1.0, {})
+    side.q.copy_(torch.linalg.qr(torch.randn(*lead, N, N))[0])
+    return side
+
+
 @pytest.mark.parametrize("t", [1, 2, 9])
 @pytest.mark.parametrize("v", [None, 3])
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 def test_squared_gradients_are_of_sums_over_positions(t, v, lead):
     a, g = statistics(lead, t=t, v=v)
     q_out = torch.linalg.qr(torch.randn(*lead, P, P))[0]
-    q_in = torch.linalg.qr(torch.randn(*lead, N, N))[0]
+    inputs = turned_side(lead)
+    q_in = inputs.q
     each = per_example(a if v is None else a.unsqueeze(-4), g)
-    for basis in ((None, None), (q_out, q_in)):
+    for basis in ((None, None), (q_out, inputs)):
         turned = each
         if basis[0] is not None:
             extra = each.ndim - q_out.ndim
@@ -241,10 +262,10 @@ def test_squared_gradients_are_of_sums_over_positions(t, v, lead):
 
 def test_squared_gradients_in_chunks(monkeypatch):
     a, g = statistics(b=7, t=9)
-    q_out, q_in = (torch.linalg.qr(torch.randn(k, k))[0] for k in (P, N))
-    whole = value(squared_gradients(a, g, q_out, q_in))
+    q_out, inputs = torch.linalg.qr(torch.randn(P, P))[0], turned_side()
+    whole = value(squared_gradients(a, g, q_out, inputs))
     monkeypatch.setattr("eigenoise.fisher.moments.CHUNK", 2 * P * N)
-    torch.testing.assert_close(value(squared_gradients(a, g, q_out, q_in)), whole, **TOL)
+    torch.testing.assert_close(value(squared_gradients(a, g, q_out, inputs)), whole, **TOL)
 
 
 def test_the_square_of_the_mean_gradient_would_be_wrong():
@@ -262,12 +283,14 @@ def test_moving_averages_follow_eq_12():
     beta, omega = 0.2, 0.3
     fisher = Eigen((P, N), init=1.0)
     a, g = statistics()
-    A, S, R = fisher.factors.A.clone(), fisher.factors.S.clone(), fisher.R.clone()
+    A, S, R = fisher.factors.inputs.moments.clone(), fisher.factors.out.moments.clone(), fisher.R.clone()
     fisher.update(a, g)
     fisher.commit(beta, omega)
     flat_a, flat_g = a.flatten(0, 1), g.flatten(0, 1)
-    torch.testing.assert_close(fisher.factors.A, (1 - beta) * A + beta * flat_a.mT @ flat_a / (B * T), **TOL)
-    torch.testing.assert_close(fisher.factors.S, (1 - beta) * S + beta * flat_g.mT @ flat_g / B, **TOL)
+    torch.testing.assert_close(
+        fisher.factors.inputs.moments, (1 - beta) * A + beta * flat_a.mT @ flat_a / (B * T), **TOL
+    )
+    torch.testing.assert_close(fisher.factors.out.moments, (1 - beta) * S + beta * flat_g.mT @ flat_g / B, **TOL)
     torch.testing.assert_close(fisher.R, (1 - omega) * R + omega * per_example(a, g).square().mean(0), **TOL)
 
 
@@ -278,8 +301,8 @@ def test_terms_rescale_the_gradient_statistics_only():
     many.update(a, g, terms=B * T)
     for fisher in (one, many):
         fisher.commit(1.0, 1.0)
-    torch.testing.assert_close(many.factors.A, one.factors.A, **TOL)
-    torch.testing.assert_close(many.factors.S * T, one.factors.S, **TOL)
+    torch.testing.assert_close(many.factors.inputs.moments, one.factors.inputs.moments, **TOL)
+    torch.testing.assert_close(many.factors.out.moments * T, one.factors.out.moments, **TOL)
     torch.testing.assert_close(many.R * T, one.R, **TOL)
 
 
@@ -288,13 +311,13 @@ def test_factors_and_scale_can_be_asked_for_apart():
     fisher = Eigen((P, N))
     fisher.update(a, g, factors=False)
     fisher.commit(1.0, 1.0)
-    torch.testing.assert_close(fisher.factors.A, torch.eye(N), **TOL)
+    torch.testing.assert_close(fisher.factors.inputs.moments, torch.eye(N), **TOL)
     assert not torch.allclose(fisher.R, torch.ones(P, N))
     fisher.update(a, g, scale=False)
     R = fisher.R.clone()
     fisher.commit(1.0, 1.0)
     torch.testing.assert_close(fisher.R, R, rtol=0, atol=0)
-    assert not torch.allclose(fisher.factors.A, torch.eye(N))
+    assert not torch.allclose(fisher.factors.inputs.moments, torch.eye(N))
 
 
 # How the structures relate to each other and to the truth.
@@ -305,7 +328,7 @@ def test_exact_damping_adds_to_products_and_factored_damping_does_not():
     factored = Kronecker((P, N), damping_form="factored")
     for name, tensor in factored.state().items():
         tensor.copy_(exact.state()[name])
-    damping, S, A = 0.3, exact.factors.S, exact.factors.A
+    damping, S, A = 0.3, exact.factors.out.moments, exact.factors.inputs.moments
     torch.testing.assert_close(exact.dense(damping), torch.kron(S, A) + damping * torch.eye(P * N), **TOL)
     pi = ((A.trace() / N) / (S.trace() / P)).sqrt()
     split = torch.kron(S + damping**0.5 / pi * torch.eye(P), A + damping**0.5 * pi * torch.eye(N))

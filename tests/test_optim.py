@@ -296,11 +296,12 @@ def test_statistics_are_taken_when_they_are_due(data):
         step(opt, *data)
         after = opt.slots[0].fisher.state()
         seen.append({name for name, t in after.items() if not torch.equal(t, before[name])})
-    assert seen[0] == {"A", "S", "R", "q_in", "q_out"}
+    everything = {"A", "S", "R", "q_in", "q_out", "values_in", "values_out"}
+    assert seen[0] == everything
     assert seen[1] == seen[3] == seen[5] == seen[7] == set()
     assert seen[2] == seen[6] == {"R"}
     assert seen[4] == {"A", "S", "R"}
-    assert seen[8] == {"A", "S", "R", "q_in", "q_out"}
+    assert seen[8] == everything
 
 
 def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
@@ -308,7 +309,9 @@ def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
     for k in range(7):
         step(opt, *data)
         fisher = opt.slots[0].fisher
-        is_kfac = torch.allclose(fisher.dense(0.0), torch.kron(fisher.factors.S, fisher.factors.A))
+        is_kfac = torch.allclose(
+            fisher.dense(0.0), torch.kron(fisher.factors.out.moments, fisher.factors.inputs.moments)
+        )
         assert is_kfac == (k % 3 == 0)
 
 
@@ -328,10 +331,12 @@ def test_warmup_weighs_the_first_batches_alike(data):
     batches = [torch.cat([x * k, torch.ones(8, 1)], -1) for k in range(1, 4)]
     assert one.shape == batches[0].shape
     expected = (torch.eye(4) + sum(a.mT @ a / 8 for a in batches)) / 4
-    torch.testing.assert_close(opt.slots[0].fisher.factors.A, expected, **TOL)
+    torch.testing.assert_close(opt.slots[0].fisher.factors.inputs.moments, expected, **TOL)
     pure = build(en.EKFAC, ema_factors=0.25, warmup=False, lr=0.0)
     step(pure, x, y)
-    torch.testing.assert_close(pure.slots[0].fisher.factors.A, 0.75 * torch.eye(4) + 0.25 * one.mT @ one / 8, **TOL)
+    torch.testing.assert_close(
+        pure.slots[0].fisher.factors.inputs.moments, 0.75 * torch.eye(4) + 0.25 * one.mT @ one / 8, **TOL
+    )
 
 
 # Stacks.

@@ -71,7 +71,9 @@ def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor | None) -> Tensor:
 
 def add_unrotated(base: Tensor, q_out: Tensor, matrix: Tensor, q_in: Tensor | None, alpha: float, out: Tensor) -> None:
     """``out ← base + alpha · q_out · matrix · q_inᵀ`` in few operations; ``out`` may be ``base``."""
-    if q_in is None:
+    if q_in is None and matrix.ndim == base.ndim == q_out.ndim == 2:
+        torch.addmm(base, q_out, matrix, alpha=alpha, out=out)
+    elif q_in is None:
         torch.add(base, unrotate(q_out, matrix, None), alpha=alpha, out=out)
     elif matrix.ndim == base.ndim == q_out.ndim == 2:
         torch.addmm(base, torch.mm(q_out, matrix), q_in.mT, alpha=alpha, out=out)

@@ -29,6 +29,7 @@ from eigenoise.treatment import Treatment
 from eigenoise.variational import VariationalOptimizer
 
 NOISES = ("auto", "shared", "per-example")
+CONV_BASES = ("full", "factored")
 AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
 
 
@@ -51,8 +52,8 @@ class NaturalGradient(VariationalOptimizer):
         scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
         refresh_every: T_eig or T_inv, steps between decompositions.
         reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never.
-        stats_fraction: the part of a batch's examples, its first ones, that A and S are taken from. Convolutions, with
-            many positions in each example, can do with an eighth. R needs them all, and takes such a part at a time.
+        stats_fraction: the part of a batch's examples, its first ones, that A, S and R are taken from. Convolutions,
+            with many positions in each example, can do with an eighth.
         fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"``
             sums over all outputs or classes, ``"empirical"`` takes the training gradient itself.
         layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.
@@ -67,6 +68,9 @@ class NaturalGradient(VariationalOptimizer):
             if weights were independent; ``"auto"``: per example where that costs no more, in large Linear layers
             that see fewer rows than they have outputs, else shared. Steps with statistics, and predictions, always
             share a sample.
+        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
+            the kernel's taps and one for the channels of each mode of them, see ``taps``: cheaper by far, another
+            posterior.
         fixed_inputs: EK-FAC only: names of layers whose basis on the side of the input stays as it is, which saves
             that side's statistics, decompositions and rotations. Rotate the data by its principal components
             beforehand, and the first layer's is an eigenbasis all the same.
@@ -100,12 +104,14 @@ class NaturalGradient(VariationalOptimizer):
         warmup: bool = True,
         eigenbasis: bool | None = None,
         noise: str = "auto",
+        conv_basis: str = "full",
         fixed_inputs: Sequence[str] = (),
         **common: Any,
     ):
         self.structure, self.fixed_inputs = structure, frozenset(fixed_inputs)
         self.eigenbasis = None if eigenbasis is None else bool(eigenbasis)
         self.noise = checks.choice("noise", noise, NOISES)
+        self.conv_basis = checks.choice("conv_basis", conv_basis, CONV_BASES)
         if common.get("parallel") or common.get("antithetic"):
             if noise == "per-example":
                 raise ValueError("noise='per-example' draws for every example, not parallel or antithetic samples")
@@ -144,6 +150,8 @@ class NaturalGradient(VariationalOptimizer):
         if treatment.kind == "structured":
             if layer.name in self.fixed_inputs:
                 options["fixed_input"] = True
+            elif self.conv_basis == "factored" and isinstance(layer, ConvLayer):
+                options["taps"] = math.prod(layer.module.kernel_size)
             fisher = self.structure(layer.shape, **options)
         else:
             fisher = Diagonal(layer.shape, event_dims=len(layer.shape), **options)

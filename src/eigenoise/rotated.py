@@ -19,7 +19,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from eigenoise import linalg
 from eigenoise.fisher.base import FLOOR
 from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.layers import MatrixLayer
@@ -190,8 +189,8 @@ class Keeper:
         """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
         p, n = self.sample.shape[-2:]
         rows = x.numel() // max(1, x.shape[-1])
-        side = 0 if self.basis is None or self.basis.fixed_input else n
-        few = self.basis is not None and rows * (p * p + side * n) <= p * n * (p + side)
+        turn = 0 if self.basis is None else self.basis.inputs.turn_cost
+        few = self.basis is not None and rows * (p * p + turn) <= p * (p * n + turn)
         few = few and not torch.is_autocast_enabled(x.device.type)
         if not (few and x.ndim == 2) or _is_checkpointed():
             self._share()
@@ -207,7 +206,7 @@ class Keeper:
     def _turned(self, x: Tensor) -> Tensor:
         """[x; 1]·Q_A, or x·Q_A if there is no bias."""
         has_bias = self.layer.has_bias
-        q_in = None if self.basis is None else self.basis.turn_in
+        q_in = None if self.basis is None else self.basis.inputs.matrix()
         if q_in is None:
             return functional.pad(x, (0, 1), value=1.0) if has_bias else x
         return functional.linear(x, q_in[:-1].mT, q_in[-1]) if has_bias else functional.linear(x, q_in.mT)
@@ -222,8 +221,7 @@ class Keeper:
         _refuse_second_forward(self.layer)
         variance = self.fresh.variance
         if self.basis is not None:
-            into = self.basis.turn_in
-            variance = linalg.unrotate(self.basis.q_out.square(), variance, None if into is None else into.square())
+            variance = self.basis.unrotate_variances(variance)
         own = len(self.layer.params) > 1
         spread = [view.contiguous() for view in self.layer.views(variance)]
         args, kwargs = rest

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eigenoise.bench.cases import CASES
 from eigenoise.bench.peers import installed
-from eigenoise.bench.steps import OURS, Stepper, sgd
+from eigenoise.bench.steps import MORE, OURS, Stepper, sgd
 
 _RUN = "import sys; from eigenoise.bench.memory import run; run(*sys.argv[1:])"
 
@@ -31,7 +31,7 @@ def run(case: str, method: str) -> None:
 
     torch.set_num_threads(1)
     problem = CASES[case]()
-    makers = {"SGD": sgd, **OURS}
+    makers = {"SGD": sgd, **OURS, **MORE.get(case, {})}
     stepper = makers[method](problem) if method in makers else Stepper(installed()[method](problem))
     for _ in range(2):
         for place, _share in stepper.kinds().values():

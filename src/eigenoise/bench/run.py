@@ -42,7 +42,7 @@ def parts(names: Sequence[str], *, rounds: int, peers: bool, memory: bool, growt
             methods |= {label: _peer(label) for label in others.installed()}
         yield Part(f"({name}) time", rounds * len(methods), _timing(name, methods, rounds))
         if memory:
-            labels = ["SGD", *OURS, *(others.installed() if peers else ())]
+            labels = ["SGD", *OURS, *MORE.get(name, {}), *(others.installed() if peers else ())]
             yield Part(f"({name}) memory", len(labels), _memory(name, labels))
     if growth:
         for axis, about in growing.AXES.items():

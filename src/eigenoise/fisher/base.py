@@ -32,8 +32,6 @@ class Fisher(ABC):
         device: of all state.
     """
 
-    has_scale = True  # whether each example's own gradient is looked at, not only A and S
-
     def __init__(
         self,
         shape: tuple[int, ...],

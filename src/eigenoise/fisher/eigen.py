@@ -28,15 +28,22 @@ class Eigen(Fisher):
         damping_form: what ``reinitialise`` sets R to: the K-FAC eigenvalues (``"exact"``), or so that R + γ_in is
             what K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
         fixed_input: Q_A stays the identity; R is exact in that basis too, and nothing is turned on that side.
+        taps: of a convolution's kernel, for a factored Q_A, see ``taps``; R is exact in that basis too.
         **options: as for ``Fisher``.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], *, damping_form: str = "exact", fixed_input: bool = False, **options: Any
+        self,
+        shape: tuple[int, ...],
+        *,
+        damping_form: str = "exact",
+        fixed_input: bool = False,
+        taps: int | None = None,
+        **options: Any,
     ):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input, taps)
         self.R = torch.full(self.shape, self.init, **self.options)
         self._R = PendingMean()
 
@@ -48,7 +55,7 @@ class Eigen(Fisher):
         if factors:
             self.factors.update(a, g, terms)
         if scale:
-            self._R.add(squared_gradients(a, g, self.factors.q_out, self.factors.turn_in), terms)
+            self._R.add(squared_gradients(a, g, self.factors.out.q, self.factors.inputs), terms)
 
     def commit(self, ema_factors: float, ema_scale: float) -> None:
         """Blend the pending means into A and S with rate β̃ and into R with rate ω̃ (eq. 12)."""
@@ -71,10 +78,7 @@ class Eigen(Fisher):
 
         Λ_S⊗Λ_A, or with factored damping (Λ_S + √γ/π)⊗(Λ_A + π√γ) − γ.
         """
-        q_out, q_in = self.factors.q_out, self.factors.q_in
-        values_out = (q_out * (self.factors.S @ q_out)).sum(-2)
-        values_in = (q_in * (self.factors.A @ q_in)).sum(-2)
-        values = values_out.clamp_min(0.0), values_in.clamp_min(0.0)
+        values = self.factors.out.diagonal(), self.factors.inputs.diagonal()
         if self.damping_form == "exact":
             self.R.copy_(linalg.outer(*values))
         else:
@@ -109,5 +113,4 @@ class Eigen(Fisher):
 
     def state(self) -> dict[str, Tensor]:
         """A, S, the basis and R."""
-        factors = self.factors
-        return {"A": factors.A, "S": factors.S, "q_in": factors.q_in, "q_out": factors.q_out, "R": self.R}
+        return {**self.factors.state(), "R": self.R}

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.averages import PendingMean
-from eigenoise.fisher.moments import gram
-from eigenoise.linalg import matmul
+from eigenoise.fisher.sides import Change, FixedSide, FullSide
+from eigenoise.fisher.taps import TapChange, TapSide
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of basis: P_S = Q_S,newᵀ·Q_S ``(..., p, p)`` and P_A alike ``(..., n, n)``, None if Q_A is fixed."""
+class BasisChange:
+    """A change of both sides' bases; None for inputs that are fixed."""
 
-    out: Tensor
-    into: Tensor | None
+    out: Change
+    into: Change | TapChange | None
 
     def carry(self, matrices: Sequence[Tensor]) -> None:
-        """Turn coordinates ``(..., p, n)`` in the old basis into those in the new one, in place."""
-        for matrix in matrices:
-            matrix.copy_(linalg.unrotate(self.out, matrix, self.into))
+        """Turn coordinates ``(..., p, n)`` in the old basis into those in the new one, P_S·V·P_Aᵀ, in place."""
+        for V in matrices:
+            columns = self.out.carry(V.mT).mT
+            V.copy_(columns if self.into is None else self.into.carry(columns))
 
     def of_diagonal(self, R: Tensor) -> Tensor:
         """The diagonal of Q·diag(R)·Qᵀ in the new basis: (P_S∘P_S)·R·(P_A∘P_A)ᵀ."""
-        return linalg.unrotate(self.out.square(), R, None if self.into is None else self.into.square())
+        columns = self.out.carry_variances(R.mT).mT
+        return columns if self.into is None else self.into.carry_variances(columns)
 
 
 class KroneckerFactors:
@@ -42,68 +42,84 @@ class KroneckerFactors:
         init: S⊗A starts as this times the identity.
         options: dtype and device.
         fixed_input: Q_A stays the identity, and A is not looked at.
+        taps: of a convolution's kernel, if Q_A is to be factored into one basis for them and some for channels.
     """
 
-    def __init__(self, shape: tuple[int, ...], init: float, options: dict, fixed_input: bool = False):
-        *lead, p, n = shape
-        self.fixed_input = fixed_input
-        side = init**0.5  # so that S⊗A starts as init·I
-        self.S, self.A = (side * torch.eye(k, **options).repeat(*lead, 1, 1) for k in (p, n))
-        self.q_out, self.q_in = (torch.eye(k, **options).repeat(*lead, 1, 1) for k in (p, n))
-        self.values_out, self.values_in = (torch.full((*lead, k), side, **options) for k in (p, n))
-        self._S, self._A = PendingMean(), PendingMean()
+    def __init__(
+        self, shape: tuple[int, ...], init: float, options: dict, fixed_input: bool = False, taps: int | None = None
+    ):
+        *some, p, n = shape
+        lead, start = tuple(some), init**0.5  # so that S⊗A starts as init·I
+        self.out = FullSide(lead, p, start, options)
+        self.inputs: FullSide | FixedSide | TapSide
+        if fixed_input:
+            self.inputs = FixedSide(lead, n, start, options)
+        elif taps is None:
+            self.inputs = FullSide(lead, n, start, options)
+        else:
+            self.inputs = TapSide(lead, n, taps, start, options)
 
     def update(self, a: Tensor, g: Tensor, terms: int) -> None:
         """Take in ``a (..., b, t, n)`` and ``g (..., [v,] b, t, p)``."""
-        if not self.fixed_input:
-            self._A.add(gram(a), a.shape[-3] * a.shape[-2])
-        self._S.add(gram(g if g.ndim == a.ndim else g.flatten(-4, -3)), terms)
+        self.inputs.update(a, a.shape[-3] * a.shape[-2])
+        self.out.update(g if g.ndim == a.ndim else g.flatten(-4, -3), terms)
 
     def commit(self, ema: float) -> None:
         """Blend the pending means into A and S with rate β̃ (eq. 12)."""
-        self._A.blend_into(self.A, ema)
-        self._S.blend_into(self.S, ema)
+        self.inputs.commit(ema)
+        self.out.commit(ema)
 
     def pending(self) -> list[Tensor]:
         """The pending sums."""
-        return [*self._A.pending(), *self._S.pending()]
+        return [*self.inputs.pending(), *self.out.pending()]
 
     def discard(self) -> None:
         """Forget the pending sums."""
-        self._A.clear()
-        self._S.clear()
+        self.inputs.discard()
+        self.out.discard()
 
     @property
     def decomposition_cost(self) -> int:
         """p³ + n³, for each leading index."""
-        into = 0 if self.fixed_input else self.A.shape[-1] ** 3
-        return self.A.shape[:-2].numel() * (into + self.S.shape[-1] ** 3)
+        return self.out.decomposition_cost + self.inputs.decomposition_cost
 
-    def decompose(self) -> Change | None:
+    def decompose(self) -> BasisChange | None:
         """Renew the eigenbasis and eigenvalues (eq. 5); None, with all as it was, if either side fails."""
-        out = linalg.eigh_psd(self.S)
-        into = (self.values_in, self.q_in) if self.fixed_input else linalg.eigh_psd(self.A)
+        out, into = self.out.decompose(), self.inputs.decompose()
         if out is None or into is None:
             return None
-        turn = None if self.fixed_input else matmul(into[1].mT, self.q_in)
-        change = Change(matmul(out[1].mT, self.q_out), turn)
-        for own, new in zip((self.values_out, self.q_out, self.values_in, self.q_in), (*out, *into), strict=True):
-            own.copy_(new)
-        return change
+        return BasisChange(self.out.adopt(out), self.inputs.adopt(into))  # type: ignore[arg-type]
 
     @property
-    def turn_in(self) -> Tensor | None:
-        """Q_A, or None if there is nothing to turn."""
-        return None if self.fixed_input else self.q_in
+    def q_out(self) -> Tensor:
+        """Q_S ``(..., p, p)``."""
+        return self.out.q
+
+    @property
+    def q_in(self) -> Tensor:
+        """Q_A ``(..., n, n)``, multiplied out if need be."""
+        return self.inputs.basis()
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""
-        return linalg.rotate(self.q_out, V, self.turn_in)
+        q_in = self.inputs.matrix()
+        return linalg.rotate(self.out.q, self.inputs.turn(V) if q_in is None else V, q_in)
 
     def unrotate(self, V: Tensor) -> Tensor:
         """Q_SVQ_Aᵀ."""
-        return linalg.unrotate(self.q_out, V, self.turn_in)
+        q_in = self.inputs.matrix()
+        return linalg.unrotate(self.out.q, self.inputs.turn_back(V) if q_in is None else V, q_in)
+
+    def unrotate_variances(self, V: Tensor) -> Tensor:
+        """(Q_S∘Q_S)V(Q_A∘Q_A)ᵀ."""
+        return linalg.unrotate(self.out.q.square(), self.inputs.turn_back_variances(V), None)
 
     def add_unrotated(self, base: Tensor, V: Tensor, alpha: float, out: Tensor) -> None:
         """Out ← base + alpha·Q_SVQ_Aᵀ."""
-        linalg.add_unrotated(base, self.q_out, V, self.turn_in, alpha, out)
+        q_in = self.inputs.matrix()
+        V = self.inputs.turn_back(V) if q_in is None else V
+        linalg.add_unrotated(base, self.out.q, V, q_in, alpha, out)
+
+    def state(self) -> dict[str, Tensor]:
+        """A, S, their bases and eigenvalues."""
+        return {**self.inputs.state("A", "in"), **self.out.state("S", "out")}

@@ -23,23 +23,22 @@ class Kronecker(Fisher):
         damping_form: ``"exact"`` adds γ to each product of eigenvalues (eq. 11, first line; the posterior is then
             eigenvalue-corrected); ``"factored"`` splits √γ between the factors with π (second line; the posterior is a
             matrix normal, and most directions get more precision than γ would give them).
+        taps: of a convolution's kernel, for a factored Q_A, see ``taps``.
         **options: as for ``Fisher``.
     """
 
-    has_scale = False
-
-    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", **options: Any):
+    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", taps: int | None = None, **options: Any):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, taps=taps)
 
     def update(
         self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True
     ) -> None:
         """Take in one forward pass for A and S (eq. 12)."""
         if factors:
-            dtype = self.factors.A.dtype
-            self.factors.update(a.to(dtype), g.to(dtype), terms or a.shape[-3])
+            a, g = a.to(self.options["dtype"]), g.to(self.options["dtype"])
+            self.factors.update(a, g, terms or a.shape[-3])
 
     def commit(self, ema_factors: float, ema_scale: float) -> None:
         """Blend the pending factors; the basis and eigenvalues stay until ``refresh``."""
@@ -72,7 +71,7 @@ class Kronecker(Fisher):
     def spectrum(self, damping: float) -> Tensor:
         """Λ_S⊗Λ_A + γ, or (Λ_S + √γ/π)⊗(Λ_A + π√γ) (eq. 11)."""
         if self.damping_form == "exact":
-            return linalg.outer(self.factors.values_out, self.factors.values_in).add_(damping).clamp_min_(FLOOR)
+            return linalg.outer(self.factors.out.values, self.factors.inputs.values).add_(damping).clamp_min_(FLOOR)
         return linalg.outer(*self._damped_values(damping)).clamp_min_(FLOOR)
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
@@ -84,12 +83,11 @@ class Kronecker(Fisher):
         return MatrixNormal(loc, scale * _assemble(self.factors.q_out, out), _assemble(self.factors.q_in, into))
 
     def _damped_values(self, damping: float) -> tuple[Tensor, Tensor]:
-        return linalg.factored_damping(self.factors.values_out, self.factors.values_in, damping)
+        return linalg.factored_damping(self.factors.out.values, self.factors.inputs.values, damping)
 
     def state(self) -> dict[str, Tensor]:
         """A, S and their decompositions."""
-        names = ("A", "S", "q_in", "q_out", "values_in", "values_out")
-        return {name: getattr(self.factors, name) for name in names}
+        return self.factors.state()
 
 
 def _assemble(q: Tensor, values: Tensor) -> Tensor:

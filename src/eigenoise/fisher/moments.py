@@ -6,6 +6,8 @@ products g·aᵀ; it is summed before it is squared.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,15 @@ CHUNK = 1 << 21  # numbers in the largest temporary, which then stays in a proce
 FEW = 4  # positions whose pairs cost less to multiply than gradients of examples cost to write and read
 
 
+class Turner(Protocol):
+    """Turns rows ``(..., r, n)`` into a basis."""
+
+    turn_cost: int  # multiplications for one row
+
+    def turn(self, x: Tensor) -> Tensor:
+        """x·Q."""
+
+
 def gram(x: Tensor) -> Product:
     """Σ x·xᵀ over examples and positions: ``(..., b, t, n)`` gives ``(..., n, n)``."""
     rows = x.flatten(-3, -2)
@@ -23,9 +34,9 @@ def gram(x: Tensor) -> Product:
 
 
 def squared_gradients(
-    a: Tensor, g: Tensor, q_out: Tensor | None = None, q_in: Tensor | None = None
+    a: Tensor, g: Tensor, q_out: Tensor | None = None, inputs: Turner | None = None
 ) -> Tensor | Product:
-    """Σ over examples of (q_outᵀ G q_in)² elementwise, with G = Σₜ g·aᵀ one example's gradient (eq. 6).
+    """Σ over examples of (q_outᵀ·G·Q_A)² elementwise, with G = Σₜ g·aᵀ one example's gradient (eq. 6).
 
     Activations and gradients are rotated first or gradients formed first, whichever costs less. With few positions no
     gradient is formed at all, as (Σₜ gaᵀ)² is the sum over pairs of positions of the products of their squares' roots;
@@ -35,7 +46,7 @@ def squared_gradients(
         a: ``(..., b, t, n)``.
         g: ``(..., b, t, p)`` or ``(..., v, b, t, p)``; the v vectors count as further examples.
         q_out: ``(..., p, p)``, or None for the identity.
-        q_in: ``(..., n, n)``, or None for the identity; never without ``q_out``.
+        inputs: turns rows into the basis Q_A, or None for the identity; never without ``q_out``.
 
     Returns:
         ``(..., p, n)``.
@@ -44,12 +55,12 @@ def squared_gradients(
         g = g.unsqueeze(-4)
     b, t, n = a.shape[-3:]
     v, p = g.shape[-4], g.shape[-1]
-    rows, columns = (0 if q_in is None else n), (0 if q_out is None else p)
-    rotate_first = t == 1 or t * (rows * n + columns * p) <= p * n * (columns + rows)
-    if q_in is not None and rotate_first:
-        a = _times(a, q_in)
+    into, out = (0 if inputs is None else inputs.turn_cost), (0 if q_out is None else p * p)
+    rotate_first = t == 1 or t * (into + out) <= p * into + n * out
+    if inputs is not None and rotate_first:
+        a = _turned(a, inputs)
     if q_out is not None and rotate_first:
-        g = _times(g.flatten(-4, -3), q_out).unflatten(-3, (v, b))
+        g = matmul(g.flatten(-4, -2), q_out).unflatten(-2, (v, b, t))
     if t <= FEW and rotate_first:
         return _over_pairs(a, g)
     lead = a.shape[:-3].numel()
@@ -58,7 +69,7 @@ def squared_gradients(
     for a_part, g_part in zip(a.split(size, -3), g.split(size, -3), strict=True):
         gradients = (g_part.mT @ a_part.unsqueeze(-4)).flatten(-4, -3)  # (..., v·b, p, n)
         if q_out is not None and not rotate_first:
-            gradients = q_out.unsqueeze(-3).mT @ (gradients if q_in is None else _times(gradients, q_in))
+            gradients = q_out.unsqueeze(-3).mT @ (gradients if inputs is None else _turned(gradients, inputs))
         total += gradients.square_().sum(-3)
     return total
 
@@ -75,6 +86,6 @@ def _over_pairs(a: Tensor, g: Tensor) -> Product:
     return Product(left.flatten(-3, -2), right.flatten(-3, -2))
 
 
-def _times(x: Tensor, q: Tensor) -> Tensor:
-    """``x (..., b, t, n) @ q (..., n, m)`` as one product for each leading index."""
-    return matmul(x.flatten(-3, -2), q).unflatten(-2, x.shape[-3:-1])
+def _turned(x: Tensor, inputs: Turner) -> Tensor:
+    """``x (..., b, t, n)`` in the basis, as one product for each leading index."""
+    return inputs.turn(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
