@@ -309,8 +309,8 @@ def test_factors_equal_the_oracle(kind: str, noise: str, method: Callable[..., A
     assert fishers_of(opt).keys() == wanted.keys()
     for name, (A, S) in wanted.items():
         factors = fishers_of(opt)[name].factors
-        torch.testing.assert_close(factors.A, A, **CLOSE)
-        torch.testing.assert_close(factors.S, S, **CLOSE)
+        torch.testing.assert_close(factors.inputs.moments, A, **CLOSE)
+        torch.testing.assert_close(factors.out.moments, S, **CLOSE)
 
 
 @every_model
@@ -366,7 +366,7 @@ def test_a_stacked_layer_may_be_called_by_keyword(fisher: str) -> None:
     opt = build(model, en.CategoricalLikelihood(stack=2), fisher=fisher)
     step(opt, x, y.expand(2, -1))
     a = functional.pad(x, (0, 1), value=1.0)
-    torch.testing.assert_close(opt.slots[0].fisher.factors.A, (a.mT @ a / B).expand(2, -1, -1), **CLOSE)
+    torch.testing.assert_close(opt.slots[0].fisher.factors.inputs.moments, (a.mT @ a / B).expand(2, -1, -1), **CLOSE)
 
 
 # Empirical.
@@ -397,7 +397,7 @@ def test_empirical_output_factor() -> None:
     step(opt, x, y, scale=1024.0)
     f = model(x).detach()
     g = functional.one_hot(y, C) - f.softmax(-1)  # the last layer's output is f itself
-    torch.testing.assert_close(opt.slots[1].fisher.factors.S, g.mT @ g / B, **CLOSE)
+    torch.testing.assert_close(opt.slots[1].fisher.factors.out.moments, g.mT @ g / B, **CLOSE)
 
 
 @pytest.mark.parametrize("fisher", ["sampled", "exact"])
@@ -433,7 +433,7 @@ def test_sampled_is_unbiased_for_layers(kind: str, noise: str) -> None:
         step(opt, x, y)
         for name, fisher in fishers_of(opt).items():
             draws[f"{name}/R"].append(fisher.R.clone())
-            draws[f"{name}/S"].append(fisher.factors.S.clone())
+            draws[f"{name}/S"].append(fisher.factors.out.moments.clone())
     factors = factors_oracle(model, x, output_fisher)
     for name, fisher in fishers_of(opt).items():
         block = fisher_block(model, name, x, output_fisher)
@@ -553,29 +553,43 @@ class Flattened(SequenceFirst):
 MODELS["flattened"] = (Flattened, (5, 4), {"batch_dim": 1})
 
 
-@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@certain
 @pytest.mark.parametrize("kind", MODELS)
-def test_factors_are_those_of_the_first_examples_and_the_scale_that_of_all(fisher: str, kind: str) -> None:
+def test_statistics_are_those_of_the_first_examples(fisher: str, kind: str) -> None:
     model, x, y = problem(kind)
     options = {"fisher": fisher, **MODELS[kind][2]}
     part = gather(model, lambda opt: step(opt, x, y), stats_fraction=1 / 3, **options)
     first = gather(model, lambda opt: step(opt, x[: B // 3], y[: B // 3]), **options)
     whole = gather(model, lambda opt: step(opt, x, y), **options)
-    assert_same(part, {name: (whole if name.endswith("/r") else first)[name] for name in whole})
+    assert_same(part, first)
     assert any(not torch.allclose(first[name], whole[name]) for name in whole)
 
 
-def test_the_scale_in_the_basis_is_that_of_all_examples() -> None:
+@certain
+@pytest.mark.parametrize("kind", MODELS)
+def test_looking_at_few_examples_at_a_time_changes_nothing(fisher: str, kind: str, monkeypatch) -> None:
+    model, x, y = problem(kind)
+    options = {"fisher": fisher, **MODELS[kind][2]}
+    whole = gather(model, lambda opt: step(opt, x, y), **options)
+    monkeypatch.setattr("eigenoise.statistics.AT_ONCE", 1)
+    assert_same(gather(model, lambda opt: step(opt, x, y), **options), whole)
+
+
+def test_how_much_is_looked_at_at_once(monkeypatch) -> None:
     model, x, y = problem("cnn")
-    opt = build(model, fisher="exact", stats_fraction=0.4, eig_every=10)  # parts of two, two and two
-    for _ in range(2):
-        step(opt, x, y)
-    for name in ("0", "5"):
-        fisher = fishers_of(opt)[name]
-        block = fisher_block(model, name, x, categorical_fisher)
-        torch.testing.assert_close(
-            fisher.R, diagonal_in_basis(block, fisher.factors.q_out, fisher.factors.q_in), **CLOSE
-        )
+    opt = build(model, fisher="exact")
+    conv = fishers_of(opt)["0"]
+    sizes: list[torch.Size] = []
+    update = conv.update
+    monkeypatch.setattr(
+        conv, "update", lambda a, g, *rest, **more: (sizes.append(a.shape), update(a, g, *rest, **more))
+    )
+    step(opt, x, y)
+    assert [size[0] for size in sizes] == [B]
+    _, t, n = sizes[0]
+    monkeypatch.setattr("eigenoise.statistics.AT_ONCE", 4 * t * n)
+    step(opt, x, y)
+    assert [size[0] for size in sizes[1:]] == [4, 2]
 
 
 def test_bare_parameters_take_the_whole_batch() -> None:
@@ -883,7 +897,7 @@ def test_an_exception_does_not_spoil_the_next_step(fisher: str) -> None:
         fail()
     step(opt, x, y)
     a = functional.pad(x, (0, 1), value=1.0)
-    torch.testing.assert_close(opt.slots[0].fisher.factors.A, a.mT @ a / B, **CLOSE)
+    torch.testing.assert_close(opt.slots[0].fisher.factors.inputs.moments, a.mT @ a / B, **CLOSE)
 
 
 @fishers

@@ -124,6 +124,13 @@ def by_layer(used: Used) -> list[Used]:
     return list(found.values())
 
 
+def numbers_per_example(calls: Used, examples: int) -> int:
+    """How many numbers ``join`` makes of one example's inputs: its positions times their size."""
+    p, n = calls[0][0].layer.shape[-2:]
+    outputs = sum(vectors[0].numel() for _, vectors in calls)
+    return -(-outputs * n // (p * examples))
+
+
 def join(calls: Used, examples: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """The calls of one layer in one forward pass, of the examples from ``start`` to ``stop``, in the canonical form.
 

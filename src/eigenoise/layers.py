@@ -25,10 +25,12 @@ class MatrixLayer(ABC):
         shape: ``(..., p, n)``, bias column included.
         stack: the number of models if the leading axis counts models, else None.
         batch_dim: the axis of the input that counts examples where there is a choice, else None.
+        unfolds: whether activations take more memory than the input they come from.
     """
 
     stack: int | None = None
     batch_dim: int | None = None
+    unfolds = False
 
     def __init__(self, name: str, module: nn.Module, with_bias: bool = True):
         self.name = name
@@ -177,6 +179,8 @@ class StackedLinearLayer(MatrixLayer):
 class ConvLayer(MatrixLayer):
     """``nn.Conv1d`` and ``nn.Conv2d``: positions are the output's places, groups a leading dimension."""
 
+    unfolds = True
+
     @property
     def shape(self) -> tuple[int, ...]:
         """``(p, c·taps)``, or ``(groups, p, c·taps)`` with p and c counted in one group."""
@@ -224,6 +228,7 @@ class BareParameter:
     """A parameter that is no layer's matrix: it gets the diagonal structure in its own shape."""
 
     stack = None
+    unfolds = False
 
     def __init__(self, name: str, param: nn.Parameter):
         self.name = name

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
-from eigenoise.capture import Call, Capture, Used, by_layer, join
+from eigenoise.capture import Call, Capture, Used, by_layer, join, numbers_per_example
 from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
@@ -18,6 +18,7 @@ from eigenoise.rotated import FreshNoise
 from eigenoise.swap import Slot
 
 FISHERS = ("sampled", "exact", "empirical")
+AT_ONCE = 1 << 24  # numbers in the activations of one layer that are looked at at once
 
 
 class FisherSlot(Slot):
@@ -99,7 +100,7 @@ class Statistics:
         likelihood: whose targets are drawn, or whose Fisher is exact.
         fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
         generator: of drawn targets and signs.
-        fraction: of a batch's examples, its first ones, that A and S are taken from, and that are looked at at once.
+        fraction: of a batch's examples, its first ones, that are looked at.
     """
 
     def __init__(
@@ -198,17 +199,18 @@ class Statistics:
         return backward_begins
 
     def _take_in(self, used: Used, examples: int, bare: Sequence[Tensor | None], terms: int) -> None:
-        """Bring the examples to the Fishers, a part at a time; only the first is for A and S."""
-        size = max(1, round(self.fraction * examples))
+        """Bring the first examples to the Fishers, as many at a time as keep memory bounded."""
+        taken = max(1, round(self.fraction * examples))
         for calls in by_layer(used):
             slot = self._slot_of[id(calls[0][0].layer)]
             self.seen.add(slot.name)
-            for start in range(0, examples if self._scale and slot.fisher.has_scale else 1, size):
-                stop = min(start + size, examples)
+            size = max(1, AT_ONCE // numbers_per_example(calls, examples)) if slot.layer.unfolds else taken
+            for start in range(0, taken, size):
+                stop = min(start + size, taken)
                 a, g = join(calls, examples, start, stop)
-                count, factors = round(terms * (stop - start) / examples), self._factors and start == 0
+                count = round(terms * (stop - start) / examples)
                 with full_precision(a.device):
-                    slot.fisher.update(a, g, count, factors=factors, scale=self._scale)
+                    slot.fisher.update(a, g, count, factors=self._factors, scale=self._scale)
         for slot, total in zip(self._bare, bare, strict=True):
             if total is not None:
                 self.seen.add(slot.name)
