@@ -105,7 +105,7 @@ def main() -> None:
     for network, ways in WAYS.items():
         for seed in range(args.seeds):
             for way, options in ways.items():
-                at_once = mock.patch("eigenoise.natural.AT_ONCE", 1 << (62 if way == "plain" else 24))
+                at_once = mock.patch("eigenoise.turns.AT_ONCE", 1 << (62 if way == "plain" else 24))
                 with at_once:
                     row = {"network": network, "way": way, "seed": seed}
                     row |= run(network, options, train, held_out, seed, args.steps)

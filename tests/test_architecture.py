@@ -39,6 +39,7 @@ ORDER = [
     "variational",
     "statistics",
     "clip",
+    "turns",
     "natural",
     "optim",
     "bbb",

@@ -15,6 +15,7 @@ import eigenoise as en
 from eigenoise import rotated
 from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.rotated import Rotated
+from eigenoise.turns import turns
 
 METHODS = [en.NoisyEKFAC, en.NoisyKFAC, en.EKFAC, en.KFAC]
 
@@ -372,22 +373,30 @@ def test_a_stack_can_be_kept_in_its_basis():
 
 
 def test_large_decompositions_take_turns(monkeypatch):
-    monkeypatch.setattr("eigenoise.natural.AT_ONCE", 0)
+    monkeypatch.setattr("eigenoise.turns.AT_ONCE", 0)
     model = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 20), nn.Linear(20, 2))
     opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(), eig_every=6, stats_every=1)
     x, y = torch.randn(60, 20), torch.randn(60, 2)
-    turns = []
+    seen = []
     for _ in range(12):
         before = [slot.fisher.factors.q_in.clone() for slot in opt.slots]
         train(opt, x, y, steps=1)
-        turns.append([i for i, slot in enumerate(opt.slots) if not torch.equal(before[i], slot.fisher.factors.q_in)])
-    assert turns == 2 * [[0], [1, 2], [3], [], [], []]
+        seen.append([i for i, slot in enumerate(opt.slots) if not torch.equal(before[i], slot.fisher.factors.q_in)])
+    assert seen == 2 * [[], [0], [1, 2], [3], [], []]
 
 
-def test_there_are_no_more_turns_than_steps_between_decompositions(monkeypatch):
-    monkeypatch.setattr("eigenoise.natural.AT_ONCE", 0)
-    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(7)))
-    opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(), eig_every=3)
-    assert [len(turn) for turn in opt._turns] == [2, 2, 3]
-    opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(), eig_every=1)
-    assert [len(turn) for turn in opt._turns] == [7]
+@pytest.mark.parametrize(
+    ("costs", "every", "stats_every", "expected"),
+    [
+        ([9, 9, 9], 10, 5, {0: [0, 1, 2]}),  # all together cost no more than one step may do
+        ([100, 100, 100], 10, 5, {0: [], 1: [0], 2: [1], 3: [2]}),
+        ([20, 300, 400, 20, 380], 10, 2, {0: [0], 1: [1], 3: [2], 5: [3, 4]}),
+        ([100] * 7, 4, 1, {0: [], 1: [0, 1], 2: [2, 3], 3: [4, 5, 6]}),  # statistics at every step
+        ([100] * 7, 3, 2, {0: [0], 1: [1, 2, 3, 4, 5, 6]}),
+        ([100] * 7, 1, 1, {0: [0, 1, 2, 3, 4, 5, 6]}),
+        ([], 5, 1, {0: []}),
+    ],
+)
+def test_turns(monkeypatch, costs, every, stats_every, expected):
+    monkeypatch.setattr("eigenoise.turns.AT_ONCE", 27)
+    assert turns(costs, every, stats_every) == expected

@@ -26,11 +26,11 @@ from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment
+from eigenoise.turns import turns
 from eigenoise.variational import VariationalOptimizer
 
 NOISES = ("auto", "shared", "per-example")
 CONV_BASES = ("full", "factored")
-AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
 
 
 class NaturalGradient(VariationalOptimizer):
@@ -141,7 +141,8 @@ class NaturalGradient(VariationalOptimizer):
         if self.fixed_inputs and self.reinit_every is not None:
             raise ValueError("fixed_inputs leaves no K-FAC eigenvalues to reset R to: use reinit_every=None")
         self._warned = False
-        self._turns = _take_turns(self.slots, self.refresh_every)
+        costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in self.slots]
+        self._turns = turns(costs, self.refresh_every, self.stats_every)
 
     def _make_slot(self, treatment: Treatment) -> FisherSlot:
         layer = treatment.layer
@@ -234,17 +235,16 @@ class NaturalGradient(VariationalOptimizer):
             scale = max(group["ema_scale"], 1 / (self.steps // self.scale_every + 2) if self.warmup else 0.0)
             for slot in self.slots:
                 slot.fisher.commit(factors, scale)
-        turn = self.steps % self.refresh_every
-        if turn < len(self._turns):
-            failed = [slot.name for slot in self._turns[turn] if not slot.refresh()]
-            if failed and not self._warned:
-                warnings.warn(
-                    f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
-                    "old basis is kept; this is said only once",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-                self._warned = True
+        due = [self.slots[index] for index in self._turns.get(self.steps % self.refresh_every, ())]
+        failed = [slot.name for slot in due if not slot.refresh()]
+        if failed and not self._warned:
+            warnings.warn(
+                f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
+                "old basis is kept; this is said only once",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            self._warned = True
         if self._due(self.reinit_every):
             for slot in self.slots:
                 if isinstance(slot.fisher, Eigen):
@@ -355,21 +355,3 @@ class NaturalGradient(VariationalOptimizer):
         if not self.treatments[slot.name].noisy:
             return f"{kind}, point estimate"
         return kind if self.noisy else f"{kind}, no noise in training"
-
-
-def _take_turns(slots: Sequence[FisherSlot], most: int) -> list[list[FisherSlot]]:
-    """Which layers are decomposed together, one group a step, so that no step waits for more than the largest does.
-
-    Small layers are a group; there are at most ``most``.
-    """
-    costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in slots]
-    limit = max(AT_ONCE, *costs, sum(costs) / most)
-    turns: list[list[FisherSlot]] = [[]]
-    spent = 0.0
-    for slot, cost in zip(slots, costs, strict=True):
-        if spent + cost > limit and len(turns) < most:
-            turns.append([])
-            spent = 0.0
-        turns[-1].append(slot)
-        spent += cost
-    return turns

@@ -43,6 +43,11 @@ class Stepper:
         opt = self.optimizer
         first: dict[str, int] = {}
         count: Counter[str] = Counter()
+        turns = [
+            place
+            for place, layers in opt._turns.items()
+            if any(opt.slots[i].fisher.factors is not None for i in layers)
+        ]
         cycle = max(opt.refresh_every, opt.reinit_every or 1, CYCLE)
         for step in range(cycle):
             due = [
@@ -50,9 +55,8 @@ class Stepper:
                 for name, every in (("statistics", opt.stats_every), ("reset", opt.reinit_every))
                 if every is not None and step % every == 0
             ]
-            turn = step % opt.refresh_every
-            if turn < len(opt._turns) and any(slot.fisher.factors is not None for slot in opt._turns[turn]):
-                due.append(f"basis {turn + 1}")
+            if step % opt.refresh_every in turns:
+                due.append(f"basis {turns.index(step % opt.refresh_every) + 1}")
             kind = " and ".join(due) or "plain"
             first.setdefault(kind, step)
             count[kind] += 1
