@@ -555,7 +555,8 @@ MODELS["flattened"] = (Flattened, (5, 4), {"batch_dim": 1})
 
 @certain
 @pytest.mark.parametrize("kind", MODELS)
-def test_statistics_are_those_of_the_first_examples(fisher: str, kind: str) -> None:
+def test_statistics_are_those_of_the_first_examples(fisher: str, kind: str, monkeypatch) -> None:
+    monkeypatch.setattr("eigenoise.statistics.ENOUGH", 1)
     model, x, y = problem(kind)
     options = {"fisher": fisher, **MODELS[kind][2]}
     part = gather(model, lambda opt: step(opt, x, y), stats_fraction=1 / 3, **options)
@@ -573,6 +574,27 @@ def test_looking_at_few_examples_at_a_time_changes_nothing(fisher: str, kind: st
     whole = gather(model, lambda opt: step(opt, x, y), **options)
     monkeypatch.setattr("eigenoise.statistics.AT_ONCE", 1)
     assert_same(gather(model, lambda opt: step(opt, x, y), **options), whole)
+
+
+def test_factors_look_at_more_examples_where_positions_are_few(monkeypatch) -> None:
+    model, x, y = problem("cnn")
+    opt = build(model, fisher="exact", stats_fraction=1 / 3)
+    sizes: list[tuple[int, bool]] = []  # examples, and whether R is taken from them
+    take = en.fisher.Eigen.update
+
+    def update(self, a, g, terms, *, factors, scale):
+        assert factors
+        sizes.append((a.shape[-3], scale))
+        take(self, a, g, terms, factors=factors, scale=scale)
+
+    monkeypatch.setattr(en.fisher.Eigen, "update", update)
+    part, rest = (B // 3, True), (B - B // 3, False)
+    some = [part, part, part, (4 - B // 3, False)]
+    for enough, expected in ((1, [part] * 3), (1 << 20, [part, rest] * 3), (4, some)):
+        sizes.clear()
+        monkeypatch.setattr("eigenoise.statistics.ENOUGH", enough)
+        step(opt, x, y)
+        assert sizes == expected
 
 
 def test_how_much_is_looked_at_at_once(monkeypatch) -> None:
@@ -601,7 +623,9 @@ def test_bare_parameters_take_the_whole_batch() -> None:
     torch.testing.assert_close(part["1.weight/r"], whole["1.weight/r"], **CLOSE)
 
 
-def test_a_part_of_the_batch_needs_rows_that_belong_to_examples() -> None:
+def test_a_part_of_the_batch_needs_rows_that_belong_to_examples(monkeypatch) -> None:
+    monkeypatch.setattr("eigenoise.statistics.ENOUGH", 1)
+
     class Odd(Twice):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.body(torch.cat([x, x[:1]])).tanh()[1:])

@@ -229,6 +229,21 @@ def test_a_product_blends_as_its_value_does(rows, lead):
     assert not mean.blend_into(average, 0.3)
 
 
+def test_large_moments_are_multiplied_out_up_to_the_diagonal_only(monkeypatch):
+    monkeypatch.setattr("eigenoise.averages.HALVED", N)
+    side, x = FullSide((), N, 1.0, {}), torch.randn(3, 1, N)
+    for _ in range(2):  # what is above is brought up to date whenever someone looks, so both halves go on
+        side.update(x, 3)
+        side.update(torch.ones(50, 1, N), 50)  # so many that they are multiplied out
+        before = side.moments.clone()
+        side.commit(0.3)
+        assert not torch.equal(side._moments, side._moments.mT)
+        wanted = 0.7 * before + 0.3 * (x[:, 0].mT @ x[:, 0] + 50) / 53
+        torch.testing.assert_close(side.moments, wanted)
+        side.commit(0.5)
+        torch.testing.assert_close(side.moments, wanted)
+
+
 def test_a_product_that_overflows_is_noticed():
     product = Product(torch.full((1, P), 1e200), torch.full((1, N), 1e200))
     assert not torch.isfinite(product.bound())

@@ -278,3 +278,15 @@ def test_pi_is_finite_and_positive_when_a_factor_vanishes(dtype: torch.dtype) ->
         assert bool(torch.isfinite(got).all())
         assert bool((got > 0).all())
     close(linalg.pi_split(zero, zero), torch.ones(2, dtype=dtype))
+
+
+@pytest.mark.parametrize("columns", [30, 32, 33])
+def test_large_products_are_the_same_with_rows_that_are_aligned(monkeypatch, columns):
+    monkeypatch.setattr(linalg, "LARGE", 20)
+    left, right = torch.randn(5, 7), torch.randn(7, columns)
+    result = linalg.large_matmul(left, right)
+    torch.testing.assert_close(result, left @ right)
+    assert result.stride() == (-(-columns // 16) * 16, 1)
+    left.requires_grad_()
+    linalg.large_matmul(left, right).sum().backward()
+    torch.testing.assert_close(left.grad, right.sum(-1).expand(5, -1))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from eigenoise.linalg import matmul
+
+HALVED, STRIPS = 1024, 4  # symmetric matrices so large are added to in so many strips, up to the diagonal
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,17 @@ class Product:
         """Multiplied out."""
         return matmul(self.left.mT, self.right)
 
+    def add_to(self, average: Tensor, beta: float, alpha: float) -> None:
+        """Average ← beta·average + alpha·value; of a large symmetric one only what is on and below the diagonal."""
+        if self.is_halved:
+            for start, stop in _strips(average.shape[-1]):
+                average[start:stop, :stop].addmm_(
+                    self.left[:, start:stop].mT, self.right[:, :stop], beta=beta, alpha=alpha
+                )
+            return
+        add = torch.Tensor.addmm_ if average.ndim == 2 else torch.Tensor.baddbmm_
+        add(average, self.left.mT, self.right, beta=beta, alpha=alpha)
+
     def bound(self) -> Tensor:
         """A number that no entry's size exceeds: finite only if they all are."""
         return (self.left.abs().sum(-1) * self.right.abs().sum(-1)).sum()
@@ -34,7 +48,12 @@ class Product:
     def is_small(self) -> bool:
         """Whether it takes less memory than its value, and torch can add it to a matrix in one go."""
         rows, p, n = *self.left.shape[-2:], self.right.shape[-1]
-        return rows * (p + n) <= p * n and self.left.ndim <= 3
+        return rows * (n if self.left is self.right else p + n) <= p * n and self.left.ndim <= 3
+
+    @property
+    def is_halved(self) -> bool:
+        """Whether ``add_to`` leaves out what is above the diagonal."""
+        return self.left is self.right and self.left.ndim == 2 and self.left.shape[-1] >= HALVED
 
 
 class PendingMean:
@@ -63,8 +82,7 @@ class PendingMean:
             average.lerp_(self.total / self.count, rate)
             keep = 1.0
         for product in self.products:
-            blend = torch.Tensor.addmm_ if average.ndim == 2 else torch.Tensor.baddbmm_
-            blend(average, product.left.mT, product.right, beta=keep, alpha=rate / self.count)
+            product.add_to(average, keep, rate / self.count)
             keep = 1.0
         self.clear()
         return True
@@ -76,3 +94,14 @@ class PendingMean:
     def pending(self) -> list[Tensor]:
         """Numbers that are finite only if all that was gathered is; none if nothing was."""
         return [*([] if self.total is None else [self.total]), *(product.bound() for product in self.products)]
+
+
+def mirror_(matrix: Tensor) -> None:
+    """Write what is below the diagonal of ``matrix (n, n)`` above it too."""
+    for start, stop in _strips(matrix.shape[-1]):
+        matrix[:start, start:stop] = matrix[start:stop, :start].mT
+
+
+def _strips(size: int) -> list[tuple[int, int]]:
+    edges = [size * i // STRIPS for i in range(STRIPS + 1)]
+    return list(itertools.pairwise(edges))

@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,11 +125,10 @@ def by_layer(used: Used) -> list[Used]:
     return list(found.values())
 
 
-def numbers_per_example(calls: Used, examples: int) -> int:
-    """How many numbers ``join`` makes of one example's inputs: its positions times their size."""
-    p, n = calls[0][0].layer.shape[-2:]
+def positions(calls: Used, examples: int) -> int:
+    """How many positions of one layer an example has, in all its calls."""
     outputs = sum(vectors[0].numel() for _, vectors in calls)
-    return -(-outputs * n // (p * examples))
+    return max(1, outputs // (math.prod(calls[0][0].layer.shape[:-1]) * examples))
 
 
 def join(calls: Used, examples: int, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -53,7 +53,8 @@ class NaturalGradient(VariationalOptimizer):
         refresh_every: T_eig or T_inv, steps between decompositions.
         reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never.
         stats_fraction: the part of a batch's examples, its first ones, that A, S and R are taken from. Convolutions,
-            with many positions in each example, can do with an eighth.
+            with many positions in each example, can do with an eighth. A and S are taken from more where that would
+            leave fewer than 512 rows.
         fisher: ``"sampled"`` draws targets from the model (one more backward pass on statistics steps), ``"exact"``
             sums over all outputs or classes, ``"empirical"`` takes the training gradient itself.
         layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.

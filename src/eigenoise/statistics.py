@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
-from eigenoise.capture import Call, Capture, Used, by_layer, join, numbers_per_example
+from eigenoise.capture import Call, Capture, Used, by_layer, join, positions
 from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
@@ -18,6 +18,7 @@ from eigenoise.rotated import FreshNoise
 from eigenoise.swap import Slot
 
 FISHERS = ("sampled", "exact", "empirical")
+ENOUGH = 512  # rows of activations for A and S; where a part of the batch has fewer, more of it is looked at
 AT_ONCE = 1 << 24  # numbers in the activations of one layer that are looked at at once
 
 
@@ -100,7 +101,8 @@ class Statistics:
         likelihood: whose targets are drawn, or whose Fisher is exact.
         fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
         generator: of drawn targets and signs.
-        fraction: of a batch's examples, its first ones, that are looked at.
+        fraction: of a batch's examples, its first ones, that are looked at; for A and S more where they have few
+            positions.
     """
 
     def __init__(
@@ -200,17 +202,20 @@ class Statistics:
 
     def _take_in(self, used: Used, examples: int, bare: Sequence[Tensor | None], terms: int) -> None:
         """Bring the first examples to the Fishers, as many at a time as keep memory bounded."""
-        taken = max(1, round(self.fraction * examples))
         for calls in by_layer(used):
             slot = self._slot_of[id(calls[0][0].layer)]
             self.seen.add(slot.name)
-            size = max(1, AT_ONCE // numbers_per_example(calls, examples)) if slot.layer.unfolds else taken
-            for start in range(0, taken, size):
-                stop = min(start + size, taken)
-                a, g = join(calls, examples, start, stop)
-                count = round(terms * (stop - start) / examples)
-                with full_precision(a.device):
-                    slot.fisher.update(a, g, count, factors=self._factors, scale=self._scale)
+            t = positions(calls, examples)
+            few = max(1, round(self.fraction * examples))
+            many = min(examples, max(few, -(-ENOUGH // t)))
+            size = max(1, AT_ONCE // (t * slot.layer.shape[-1])) if slot.layer.unfolds else examples
+            for first, last, scale in ((0, few, self._scale), (few, many, False)):
+                for start in range(first, last if scale or self._factors else first, size):
+                    stop = min(start + size, last)
+                    a, g = join(calls, examples, start, stop)
+                    count = round(terms * (stop - start) / examples)
+                    with full_precision(a.device):
+                        slot.fisher.update(a, g, count, factors=self._factors, scale=scale)
         for slot, total in zip(self._bare, bare, strict=True):
             if total is not None:
                 self.seen.add(slot.name)

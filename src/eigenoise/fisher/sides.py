@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.averages import PendingMean
+from eigenoise.averages import PendingMean, mirror_
 from eigenoise.fisher.moments import gram
-from eigenoise.linalg import matmul
+from eigenoise.linalg import large_matmul, matmul
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,21 @@ class FullSide:
     """
 
     def __init__(self, lead: tuple[int, ...], size: int, start: float, options: dict):
-        self.q = torch.eye(size, **options).repeat(*lead, 1, 1)
-        self.moments = start * self.q
+        eye = torch.eye(size, **options)
+        self._moments, self._mirrored = (start * eye).repeat(*lead, 1, 1), True
+        self.q = eye.repeat(*lead, 1, 1)
         self.values = torch.full((*lead, size), start, **options)
         self.turn_cost = size * size
         self.decomposition_cost = self.q.numel() * size
         self._pending = PendingMean()
+
+    @property
+    def moments(self) -> Tensor:
+        """The moving average, ``(..., k, k)``."""
+        if not self._mirrored:
+            mirror_(self._moments)
+            self._mirrored = True
+        return self._moments
 
     def update(self, x: Tensor, count: int) -> None:
         """Take in the sum of xxᵀ, which is one over ``count`` members."""
@@ -62,7 +71,8 @@ class FullSide:
 
     def commit(self, ema: float) -> None:
         """Blend the pending mean into the moments (eq. 12)."""
-        self._pending.blend_into(self.moments, ema)
+        self._mirrored = not any(product.is_halved for product in self._pending.products) and self._mirrored
+        self._pending.blend_into(self._moments, ema)
 
     def pending(self) -> list[Tensor]:
         """Numbers that are finite only if the pending sum is."""
@@ -86,11 +96,11 @@ class FullSide:
 
     def turn(self, x: Tensor) -> Tensor:
         """x·Q."""
-        return matmul(x, self.q)
+        return large_matmul(x, self.q)
 
     def turn_back(self, x: Tensor) -> Tensor:
         """x·Qᵀ."""
-        return matmul(x, self.q.mT)
+        return large_matmul(x, self.q.mT)
 
     def turn_back_variances(self, x: Tensor) -> Tensor:
         """x·(Q∘Q)ᵀ."""
