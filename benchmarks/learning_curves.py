@@ -2,10 +2,11 @@
 
 A quarter-width VGG16 with batch norm learns a part of CIFAR-10 by noisy EK-FAC. The plain way keeps weights as weights,
 takes statistics from whole batches, decomposes all layers at once and shares one weight sample; the cheap way is the
-default with factors from an eighth of each batch. A fully connected network learns the same images, halved in size,
-with one weight sample for the batch and with noise for every example. Test images are not used.
+default with statistics from an eighth of each batch, with the full basis and with the factored one. A fully connected
+network learns the same images, halved in size, with one weight sample for the batch and with noise for every example.
+Test images are not used.
 
-    python benchmarks/learning_curves.py CIFAR_FOLDER [--steps 300] [--seeds 2] [--json FILE]
+    python benchmarks/learning_curves.py CIFAR_FOLDER [--steps 250] [--seeds 0 1 2 3] [--json FILE]
 
 CIFAR_FOLDER holds the official binary files, data_batch_1.bin and so on.
 """
@@ -33,6 +34,7 @@ WAYS = {
     "VGG16": {
         "plain": {"eigenbasis": False, "noise": "shared"},
         "cheap": {"stats_fraction": 1 / 8},
+        "cheap, factored basis": {"stats_fraction": 1 / 8, "conv_basis": "factored"},
     },
     "MLP": {
         "plain": {"eigenbasis": False, "noise": "shared"},
@@ -81,7 +83,7 @@ def run(network, options, train, held_out, seed, steps):
             done += 1
             if done == steps:
                 break
-    bound = opt.elbo(x[:2000], y[:2000], samples=3)
+    bound = opt.elbo(x[:2000], y[:2000], samples=8)
     predicted = en.predict(model, opt, held_out[0], samples=10)
     return {
         "elbo": float(bound.per_example),
@@ -95,16 +97,24 @@ def run(network, options, train, held_out, seed, steps):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     train, held_out = images(args.folder)
     result: dict = {"environment": environment(), "steps": args.steps, "rows": []}
+    if args.json and args.json.exists():  # go on with what was begun
+        begun = json.loads(args.json.read_text())
+        if (begun["environment"], begun["steps"]) != (result["environment"], args.steps):
+            parser.error(f"{args.json} holds results of another environment or number of steps: choose another file")
+        result = begun
+    done = {(row["network"], row["way"], row["seed"]) for row in result["rows"]}
     for network, ways in WAYS.items():
-        for seed in range(args.seeds):
+        for seed in args.seeds:
             for way, options in ways.items():
+                if (network, way, seed) in done:
+                    continue
                 at_once = mock.patch("eigenoise.turns.AT_ONCE", 1 << (62 if way == "plain" else 24))
                 with at_once:
                     row = {"network": network, "way": way, "seed": seed}
@@ -118,6 +128,20 @@ def main() -> None:
                 )
                 if args.json:
                     args.json.write_text(json.dumps(result, indent=2) + "\n")
+    _differences(result["rows"])
+
+
+def _differences(rows):
+    """Means over seeds, and of the paired differences to the plain way, with standard errors."""
+    for network, ways in WAYS.items():
+        table = {way: {r["seed"]: r for r in rows if (r["network"], r["way"]) == (network, way)} for way in ways}
+        for way, own in table.items():
+            both = sorted(own.keys() & table["plain"].keys())
+            for name in ("elbo", "fit", "held_out_ll"):
+                gaps = np.array([own[seed][name] - table["plain"][seed][name] for seed in both])
+                error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
+                mean = np.mean([own[seed][name] for seed in both])
+                print(f"{network:6} {way:22} {name:12} {mean:9.4f}, to plain {gaps.mean():+.4f} ± {error:.4f}")
 
 
 if __name__ == "__main__":
