@@ -118,6 +118,32 @@ def test_several_samples_are_the_same_as_with_weights(options):
     assert_same(one[0], other[0])
 
 
+def test_few_rows_of_sequences_and_second_derivatives_are_the_same_as_with_weights():
+    results = []
+    for kept in (True, False):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 2))
+        opt = en.NoisyEKFAC(
+            model,
+            num_data=10,
+            likelihood=en.GaussianLikelihood(),
+            eigenbasis=kept,
+            noise="shared",
+            stats_every=100,
+            generator=torch.Generator().manual_seed(0),
+        )
+        for examples in (60, 2, 2, 2):  # enough for a basis, then so few that no weight is formed
+            x, y = torch.randn(examples, 2, 20, requires_grad=True), torch.randn(examples, 2)
+            with opt.sampled_params():
+                opt.zero_grad()
+                loss = opt.likelihood.nll(model(x).sum(1), y)
+                (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+                (loss + slope.square().sum()).backward()
+            opt.step()
+        results.append(opt)
+    assert_same(*results)
+
+
 def test_a_fixed_input_is_the_same_as_with_weights():
     one, other = (build("vectors", eigenbasis=kept, fixed_inputs=["0", "2"]) for kept in (True, False))
     for opt, x, y in (one, other):

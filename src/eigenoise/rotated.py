@@ -197,7 +197,8 @@ class Keeper:
         if self.fresh is None and not few:
             return functional.linear(x, *self.formed())
         a = self._turned(x)
-        out = functional.linear(a, self.attached())
+        matrix = self.sample if self.fresh is None else self.mean
+        out = _Rows.apply(a, matrix, self, *self.layer.params)
         if self.fresh is not None:
             _refuse_second_forward(self.layer)
             out = out + self.fresh.like(functional.linear(a.square(), self.fresh.variance))
@@ -240,6 +241,28 @@ def _refuse_second_forward(layer: MatrixLayer) -> None:
             f"layer {layer.name!r} is computed a second time in the backward pass, by activation checkpointing, and "
             "would get other noise: use noise='shared'"
         )
+
+
+class _Rows(torch.autograd.Function):
+    """Rows times the sample in the basis, with gradients in the shapes of the parameters, which need no more copies."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, matrix: Tensor, keeper: Keeper, *params: Tensor) -> Tensor:
+        """``a (..., n)`` times ``matrixᵀ (n, p)``."""
+        ctx.save_for_backward(a, matrix)
+        ctx.keeper = keeper
+        return functional.linear(a, matrix)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient's product with the sample, and its products with the columns of each parameter."""
+        (g,), (a, matrix) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():  # it will be differentiated again, by the parameters too
+            matrix = ctx.keeper.attached()
+        below = g @ matrix if ctx.needs_input_grad[0] else None
+        outputs = g.reshape(-1, g.shape[-1]).mT  # (p, rows)
+        columns = ctx.keeper.layer.views(a.reshape(-1, a.shape[-1]))
+        return below, None, None, *(outputs @ part for part in columns)
 
 
 class _Attach(torch.autograd.Function):
