@@ -58,8 +58,8 @@ ORDER = [
     "__main__",
 ]
 FISHER_ORDER = ["moments", "sides", "taps", "factors", "base", "diagonal", "kronecker", "eigen", "__init__"]
-DATA_ORDER = ["files", "tables", "uci", "__init__"]
-MODEL_ORDER = ["stacked", "mlp", "vgg", "encoder", "__init__"]
+DATA_ORDER = ["files", "tables", "uci", "images", "transforms", "__init__"]
+MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"]
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 

@@ -37,8 +37,45 @@ def test_vgg_refuses_what_it_cannot_be():
         en.models.VGG16(classes=0)
 
 
+def test_resnet20_has_as_many_weights_as_its_authors_say():
+    model = en.models.ResNet20()
+    assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 19
+    assert 0.26e6 < sum(p.numel() for p in model.parameters()) < 0.28e6  # "0.27M"
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    features = model[:-3](torch.randn(1, 3, 32, 32))
+    assert features.shape == (1, 64, 8, 8)
+    assert en.models.ResNet20(width=0.25, in_channels=1, classes=3)(torch.randn(2, 1, 32, 32)).shape == (2, 3)
+    with pytest.raises(ValueError, match="width must be"):
+        en.models.ResNet20(width=-1.0)
+
+
+def test_a_resnet_trains():
+    model, likelihood = en.models.ResNet20(width=0.125), en.CategoricalLikelihood()
+    opt = en.NoisyEKFAC(model, num_data=64, likelihood=likelihood, stats_every=2, eig_every=4, lr=0.02)
+    x, y = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
+    losses = []
+    for _ in range(12):
+        with opt.sampled_params():
+            opt.zero_grad()
+            loss = likelihood.nll(model(x), y)
+            loss.backward()
+        opt.step()
+        losses.append(float(loss.detach()))
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+
+
 def test_a_transformer_encoder_gives_scores_for_sequences():
     model = en.models.TransformerEncoder(width=8, depth=2, heads=2, classes=3)
     assert model(torch.randn(4, 5, 8)).shape == (4, 3)
     with pytest.raises(ValueError, match="width must be a multiple of heads, but 8 and 3 came"):
         en.models.TransformerEncoder(width=8, heads=3)
+
+
+@pytest.mark.parametrize(
+    "model", [en.models.MLP(3, [4, 5], 2), en.models.VGG11(width=0.1), en.models.TransformerEncoder(width=8, depth=2)]
+)
+def test_a_slice_of_a_network_is_a_network(model):
+    part = model[1:]
+    assert type(part) is nn.Sequential
+    assert list(part) == list(model)[1:]
+    assert model[0] is next(iter(model))

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from eigenoise import checks
+from eigenoise.models.chain import Chain
 
 
 class _Block(nn.Module):
@@ -28,7 +29,7 @@ class _Block(nn.Module):
         return x + self.mlp(self.before_mlp(x))
 
 
-class TransformerEncoder(nn.Sequential):
+class TransformerEncoder(Chain):
     """Sequences ``(b, t, width)`` to class scores ``(b, classes)``: blocks, a norm, the mean over t, one Linear layer.
 
     Args:

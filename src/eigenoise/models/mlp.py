@@ -7,10 +7,11 @@ import itertools
 from torch import nn
 
 from eigenoise import checks
+from eigenoise.models.chain import Chain
 from eigenoise.models.stacked import StackedLinear
 
 
-class MLP(nn.Sequential):
+class MLP(Chain):
     """A multilayer perceptron with ReLU, weights and biases started as Glorot and Bengio propose.
 
     Args:

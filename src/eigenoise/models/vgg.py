@@ -8,11 +8,12 @@ from typing import Any
 from torch import nn
 
 from eigenoise import checks
+from eigenoise.models.chain import Chain
 
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # in each block
 
 
-class VGG(nn.Sequential):
+class VGG(Chain):
     """Five blocks of 3×3 convolutions with 64, 128, 256, 512 and 512 channels, each followed by max pooling.
 
     Args:
