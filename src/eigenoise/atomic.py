@@ -52,11 +52,16 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """A file of text."""
-    write(path, lambda temporary: _fill(temporary, text))
+    write_bytes(path, text.encode())
 
 
-def _fill(path: str, text: str) -> None:
-    Path(path).write_text(text)
+def write_bytes(path: str | os.PathLike, content: bytes) -> None:
+    """A file of bytes."""
+    write(path, lambda temporary: _fill(temporary, content))
+
+
+def _fill(path: str, content: bytes) -> None:
+    Path(path).write_bytes(content)
 
 
 def _umask() -> int:

@@ -43,27 +43,46 @@ def fetch_uci(name: str, folder: str | os.PathLike | None = None) -> Path:
     Raises:
         DataFileError: if the file is not there and cannot be downloaded, or if its content is not the known one.
     """
+    return fetch(UCI_SOURCE + name, cache_folder(folder) / "uci" / name, uci_registry()[name])
+
+
+def fetch(url: str, path: Path, known_hash: str) -> Path:
+    """``path``, filled from ``url`` if it is not there, after its hash was checked.
+
+    Args:
+        url: where to get it.
+        path: where it is or will be.
+        known_hash: SHA-256 in hexadecimal, or another one with its name, ``"md5:..."``.
+
+    Raises:
+        DataFileError: as for ``fetch_uci``.
+    """
     import pooch
 
-    registry = uci_registry()
-    path = cache_folder(folder) / "uci" / name
-    url = UCI_SOURCE + name
     if path.exists():
-        if pooch.file_hash(str(path)) != registry[name]:
-            raise DataFileError(
-                f"{path} is damaged or not the known file, whose SHA-256 is {registry[name]}; delete it to fetch again"
-            )
+        check(path, known_hash)
         return path
     logger = pooch.get_logger()
     level = logger.level
     logger.setLevel("ERROR")
     try:
-        pooch.retrieve(url, known_hash=registry[name], fname=path.name, path=path.parent)
+        pooch.retrieve(url, known_hash=known_hash, fname=path.name, path=path.parent)
     except Exception as error:
         raise DataFileError(
-            f"{name} is not in the cache and could not be downloaded ({type(error).__name__}: {error}); get it from "
-            f"{url} and put it at {path}, or set EIGENOISE_DATA to a folder that has it"
+            f"{path.name} is not in the cache and could not be downloaded ({type(error).__name__}: {error}); get it "
+            f"from {url} and put it at {path}, or set EIGENOISE_DATA to a folder that has it"
         ) from error
     finally:
         logger.setLevel(level)
     return path
+
+
+def check(path: Path, known_hash: str) -> None:
+    """Raise DataFileError if a file's content is not the known one."""
+    import pooch
+
+    *kind, value = known_hash.split(":")
+    if pooch.file_hash(str(path), alg=kind[0] if kind else "sha256") != value:
+        raise DataFileError(
+            f"{path} is damaged or not the known file, whose hash is {known_hash}; delete it to fetch again"
+        )
