@@ -17,8 +17,8 @@ import torch
 
 import eigenoise as en
 from eigenoise import atomic, data, train
-from eigenoise.experiments import environment
 from eigenoise.fisher import Diagonal, Eigen, Kronecker
+from eigenoise.runs import environment
 
 LAYER = "0"
 OUT = Path(__file__).parent / "results" / "covariances.json"

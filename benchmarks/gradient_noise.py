@@ -20,7 +20,7 @@ import torch
 
 import eigenoise as en
 from eigenoise import data
-from eigenoise.experiments import environment
+from eigenoise.runs import environment
 
 EPOCHS = (1, 20, 100)
 BATCHES = (10, 100, 455)

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import eigenoise as en
-from eigenoise.experiments import environment
+from eigenoise.runs import environment
 
 IMAGES, BATCH, HELD_OUT = 8000, 128, 1000
 NETWORKS = {

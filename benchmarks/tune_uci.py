@@ -25,8 +25,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eigenoise import atomic, checks, data, metrics
 from eigenoise.data import uci
-from eigenoise.experiments import environment, study_table
+from eigenoise.experiments import study_table
 from eigenoise.presets import METHODS, Recipe, best_recipe
+from eigenoise.runs import environment
 from eigenoise.trial import Trial
 
 OUT = Path(__file__).parent / "results" / "uci_tuning"

@@ -47,11 +47,13 @@ ORDER = [
     "train",
     "__init__",
     "published",
+    "runs",
     "presets",
     "trial",
     "experiments",
     "figures",
     "report",
+    "vision",
     "demo",
     "bench",
     "cli",
@@ -61,6 +63,8 @@ FISHER_ORDER = ["moments", "sides", "taps", "factors", "base", "diagonal", "kron
 DATA_ORDER = ["files", "tables", "uci", "images", "transforms", "__init__"]
 MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"]
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
+CLI_ORDER = ["base", "demo", "uci", "cifar10", "bench", "data", "__init__"]
+VISION_ORDER = ["norms", "point", "recipes", "training", "scores", "study", "show", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 
@@ -94,6 +98,8 @@ def test_imports_point_upward(path):
                 "data": DATA_ORDER,
                 "models": MODEL_ORDER,
                 "bench": BENCH_ORDER,
+                "vision": VISION_ORDER,
+                "cli": CLI_ORDER,
             }[own]
             assert order.index(parts[1]) < order.index(path.stem)
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from eigenoise import __version__, data, demo
 from eigenoise.cli import app
 from eigenoise.figures import LABELS
+from eigenoise.presets import METHODS
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def test_help(arguments):
 def test_demo_shows_a_table_and_writes_pictures(tmp_path):
     result = CliRunner().invoke(app, ["demo", "--epochs", "2", "--splits", "2", "--out", str(tmp_path / "new")])
     assert result.exit_code == 0, result.output
-    for label in LABELS.values():
+    for label in (LABELS[method] for method in METHODS):
         assert label in result.stdout
     for heading in ("RMSE", "log-lik", "90 %", "±"):
         assert heading in result.stdout

@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from eigenoise import atomic, checks, cli, data, experiments, report
+from eigenoise import atomic, checks, data, experiments, report
 from eigenoise.cli import app
+from eigenoise.cli.base import rich_table
 from eigenoise.data import uci
 from eigenoise.experiments import Run, finished, run_uci
 from eigenoise.presets import METHODS, PRESETS
@@ -259,7 +260,7 @@ def test_tables_fit_a_narrow_terminal():
         )
     console = Console(width=80, file=io.StringIO())
     for grid in report.grids(runs)[:3]:
-        console.print(cli._rich(grid))
+        console.print(rich_table(grid))
     text = console.file.getvalue()
     assert "…" not in text
     for number in ("kin8nm", "(1.111)", "(1.149)", "-2.550"):

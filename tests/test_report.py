@@ -9,6 +9,7 @@ import pytest
 
 from eigenoise import figures, report
 from eigenoise.presets import METHODS
+from eigenoise.vision.recipes import METHODS as VISION_METHODS
 
 
 def result(method, ll, rmse=(1.0, 2.0, 3.0), elbo=(-1.0, -1.1, -1.2), name="yacht", sample=False):
@@ -132,4 +133,4 @@ def test_pictures_of_covariances(tmp_path):
 
 
 def test_every_method_has_a_label_and_a_colour():
-    assert set(METHODS) == set(figures.LABELS) == set(figures.COLORS)
+    assert set(METHODS) | set(VISION_METHODS) == set(figures.LABELS) == set(figures.COLORS)

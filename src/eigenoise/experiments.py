@@ -6,19 +6,15 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from eigenoise import atomic, checks, data
+from eigenoise import atomic, checks, data, runs
 from eigenoise.data import uci
 from eigenoise.presets import METHODS, Preset, Recipe
 from eigenoise.trial import Trial
-from eigenoise.version import __version__
 
 FORMAT = 2
 CHECKPOINT_SECONDS = 20.0
@@ -103,36 +99,13 @@ class Run:
         return range(wanted) if self.uses_canonical else range(1, wanted + 1)
 
 
-def environment() -> dict[str, Any]:
-    """Where a result came from."""
-    return {
-        "eigenoise": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": torch.get_num_threads(),
-    }
-
-
 def finished(run: Run, out: Path) -> dict[str, Any] | None:
     """The result of ``run`` if it is in ``out`` already.
 
     Raises:
         ValueError: if the file there cannot be read or is the result of other settings; it is left as it is.
     """
-    path = out / f"{run.name}.json"
-    if not path.exists():
-        return None
-    try:
-        result = json.loads(path.read_text())
-        if result["format"] != FORMAT:
-            raise ValueError(f"its format is {result['format']}, this version reads {FORMAT}")
-        settings = result["settings"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a result that this version can read ({error}); move it away") from error
-    if settings != run.settings():
-        raise ValueError(f"{path} is the result of other settings; choose another folder or move it away")
-    return result
+    return runs.finished(out / f"{run.name}.json", run.settings(), FORMAT)
 
 
 def run_uci(
@@ -178,7 +151,7 @@ def run_uci(
         on_epoch(epoch, settings["epochs"], trial.curve[-1])
         now = time.monotonic()
         if now - last > CHECKPOINT_SECONDS:
-            _save(checkpoint, marks, trial, seconds + now - began)
+            runs.save(checkpoint, marks, {"trial": trial.state_dict(), "seconds": seconds + now - began})
             last = now
     seconds += time.monotonic() - began
     scores = trial.scores()
@@ -193,7 +166,7 @@ def run_uci(
         "curve": trial.curve,
         "iterations": trial.optimizer.steps,
         "seconds": seconds,
-        "environment": environment(),
+        "environment": runs.environment(),
     }
     atomic.write_json(out / f"{run.name}.json", result)
     checkpoint.unlink(missing_ok=True)
@@ -214,23 +187,13 @@ def study_table(name: str, folder: str | os.PathLike | None = None) -> data.Tabl
     return uci.load_naval_turbine(folder) if name == "naval" else uci.load(name, folder)
 
 
-def _save(path: Path, marks: str, trial: Trial, seconds: float) -> None:
-    state = {"settings": marks, "trial": trial.state_dict(), "seconds": seconds}
-    atomic.write(path, lambda temporary: torch.save(state, temporary))
-
-
 def _resume(path: Path, marks: str, trial: Trial) -> float:
     """The seconds so far."""
-    if not path.exists():
+    state = runs.resume(path, marks)
+    if state is None:
         return 0.0
     try:
-        state = torch.load(path, weights_only=True)
-        same = state["settings"] == marks
-        if same:
-            trial.load_state_dict(state["trial"])
-            return float(state["seconds"])
+        trial.load_state_dict(state["trial"])
+        return float(state["seconds"])
     except Exception as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it to start this run anew") from error
-    raise ValueError(
-        f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
-    )
+        raise runs.unreadable(path, error) from error

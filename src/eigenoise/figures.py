@@ -1,4 +1,4 @@
-"""Pictures of the regression study, drawn from result files alone; each is written as PNG and as SVG."""
+"""Pictures of the studies, drawn from result files alone; each is written as PNG and as SVG."""
 
 from __future__ import annotations
 
@@ -13,8 +13,24 @@ import numpy as np
 from eigenoise import atomic
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]  # set, method: one run's result
-LABELS = {"bbb": "BBB", "noisy-adam": "noisy Adam", "noisy-kfac": "noisy K-FAC", "noisy-ekfac": "noisy EK-FAC"}
-COLORS = {"bbb": "#9a9a9a", "noisy-adam": "#e0a030", "noisy-kfac": "#3b82c4", "noisy-ekfac": "#c0392b"}
+LABELS = {
+    "bbb": "BBB",
+    "noisy-adam": "noisy Adam",
+    "noisy-kfac": "noisy K-FAC",
+    "noisy-ekfac": "noisy EK-FAC",
+    "sgd": "SGD",
+    "kfac": "K-FAC",
+    "ekfac": "EK-FAC",
+}
+COLORS = {
+    "bbb": "#9a9a9a",
+    "noisy-adam": "#e0a030",
+    "noisy-kfac": "#3b82c4",
+    "noisy-ekfac": "#c0392b",
+    "sgd": "#444444",
+    "kfac": "#9cc3e6",
+    "ekfac": "#e8a69c",
+}
 
 
 def label(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -129,6 +145,39 @@ def power_laws(panels_of: Mapping[str, tuple[Sequence[int], Mapping[str, Sequenc
         panel.set(xscale="log", yscale="log")
         panel.set_title(title, fontsize=8)
     _label(figure, panels, "size", "milliseconds")
+    return _save(figure, stem)
+
+
+def losses(panels_of: Mapping[str, Mapping[str, Sequence[float]]], smooth: int, stem: Path) -> list[Path]:
+    """Training losses over steps, each point the mean of ``smooth``, a panel for each title, a line for each method."""
+    figure, panels = _panels(len(panels_of), width=3.4, height=2.8)
+    for panel, (title, methods) in zip(panels, panels_of.items(), strict=True):
+        for method, loss in methods.items():
+            count = max(1, len(loss) // smooth)
+            means = [float(np.mean(part)) for part in np.array_split(np.asarray(loss), count)]
+            panel.plot(
+                [(i + 0.5) * len(loss) / count for i in range(count)],
+                means,
+                color=COLORS[method],
+                label=LABELS[method],
+                lw=1.2,
+            )
+        panel.set(title=title)
+    _label(figure, panels, "step", "training loss")
+    return _save(figure, stem)
+
+
+def reliability(panels_of: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], stem: Path) -> list[Path]:
+    """How often predictions of each confidence are right, a panel for each title, a line for each method."""
+    figure, panels = _panels(len(panels_of), width=3.0, height=3.0)
+    for panel, (title, methods) in zip(panels, panels_of.items(), strict=True):
+        panel.plot([0, 1], [0, 1], color="#cccccc", lw=0.8)
+        for method, bins in methods.items():
+            held = [i for i, weight in enumerate(bins["weight"]) if weight > 0.002]
+            points = [[bins[key][i] for i in held] for key in ("confidence", "accuracy")]
+            panel.plot(*points, "o-", ms=2.5, lw=1.2, color=COLORS[method], label=LABELS[method])
+        panel.set(title=title, xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    _label(figure, panels, "probability of the predicted class", "how often it is right")
     return _save(figure, stem)
 
 

@@ -14,7 +14,7 @@ from eigenoise.bench import peers as others
 from eigenoise.bench.cases import CASES, Case
 from eigenoise.bench.measure import ratios
 from eigenoise.bench.steps import MORE, OURS, Stepper
-from eigenoise.experiments import environment
+from eigenoise.runs import environment
 
 OnStep = Callable[[str], None]
 

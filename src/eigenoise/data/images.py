@@ -74,6 +74,14 @@ class Images:
         return Images(self.x.to(device), self.y.to(device), self.classes)
 
 
+def is_here(name: str, folder: str | os.PathLike | None = None) -> bool:
+    """Whether a set, ``"cifar10"`` or one of ``OTHERS``, is in the cache."""
+    cache = cache_folder(folder)
+    if name == "cifar10":
+        return all((cache / CIFAR10_FOLDER / file).is_file() for file in CIFAR10_FILES)
+    return (cache / OTHERS[name]).is_file()
+
+
 def cifar10(folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
     """The 50,000 training and 10,000 test images, from the six files of the official binary archive.
 

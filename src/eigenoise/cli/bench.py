@@ -1,0 +1,66 @@
+"""``eigenoise bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eigenoise.cli.base import app, console, rich_table
+
+
+@app.command()
+def bench(
+    cases: Annotated[list[str] | None, typer.Argument(help="Of a, b, c, c+bn and d; all if none is named.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every method is timed.")] = 5,
+    peers: Annotated[bool, typer.Option(help="Other libraries too, as far as they are installed.")] = True,
+    memory: Annotated[bool, typer.Option(help="Peak memory too, each method in a process of its own.")] = True,
+    growth: Annotated[bool, typer.Option(help="How the cost grows with width, batch, depth, splits, samples.")] = False,
+    against: Annotated[Path | None, typer.Option(help="An older result: say what grew.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json, tables and pictures.")] = Path("bench"),
+) -> None:
+    """Time a training step of every method as a ratio to SGD with momentum on the same model in the same run.
+
+    Cases that were timed before and are in the folder stay there.
+
+    Example: eigenoise bench a b --rounds 9 --out bench
+    """
+    import json
+
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from eigenoise import atomic, checks
+    from eigenoise.bench import run, show
+    from eigenoise.bench.cases import CASES
+
+    terminal = console()
+    torch.set_num_threads(1)  # ratios are of CPU time on one core
+    try:
+        names = [checks.choice("case", name, CASES) for name in cases or CASES]
+        before = None if against is None else json.loads(against.read_text())
+        atomic.folder(out)
+        columns = (TextColumn("{task.description:60}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=terminal) as progress:
+            results = run.begun(out / "bench.json")
+            for part in run.parts(names, rounds=rounds, peers=peers, memory=memory, growth=growth):
+                task = progress.add_task(part.title, total=part.steps)
+                part.run(results, lambda name, task=task: progress.advance(task))  # type: ignore[misc]
+                progress.remove_task(task)
+                atomic.write_json(out / "bench.json", results)
+        for grid in show.grids(results):
+            terminal.print(rich_table(grid))
+        atomic.write_text(out / "bench.md", show.markdown(results))
+        for path in (out / "bench.json", out / "bench.md", *show.pictures(results, out)):
+            terminal.print(f"written: {path}")
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        typer.echo(f"eigenoise bench: {error}", err=True)
+        raise typer.Exit(2) from error
+    if before is not None:
+        lines = show.grown(results, before)
+        for line in lines:
+            typer.echo(line, err=True)
+        terminal.print(f"{len(lines)} grew since {against}" if lines else f"nothing grew since {against}")
+        if lines:
+            raise typer.Exit(1)

@@ -1,0 +1,116 @@
+"""``eigenoise cifar10``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eigenoise.cli.base import app, console, rich_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from eigenoise.vision.study import Run
+    from eigenoise.vision.training import Training
+
+
+@app.command()
+def cifar10(
+    method: Annotated[
+        str, typer.Option(help="One or more of sgd, kfac, ekfac, bbb, noisy-adam, noisy-kfac, noisy-ekfac.")
+    ] = "noisy-ekfac",
+    bn: Annotated[bool, typer.Option("--bn/--no-bn", help="With batch norm.")] = True,
+    aug: Annotated[bool, typer.Option("--aug/--no-aug", help="With shifted and mirrored images.")] = True,
+    epochs: Annotated[float | None, typer.Option(min=0.001, help="Passes over the training images; else 10.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Instead of epochs.")] = None,
+    train_size: Annotated[int, typer.Option(min=2, help="A fixed part of the training images.")] = 50_000,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images of a step.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Weight samples averaged in the test.")] = 10,
+    width: Annotated[float, typer.Option(help="Factor on the channels of VGG16.")] = 0.5,
+    seed: Annotated[int, typer.Option(help="Of weights, noise, order and augmentation.")] = 0,
+    kl_weight: Annotated[float | None, typer.Option(help="λ, instead of the recipe's.")] = None,
+    prior_var: Annotated[float | None, typer.Option(help="η, instead of the recipe's.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Step size, instead of the recipe's.")] = None,
+    conv_basis: Annotated[str | None, typer.Option(help="full or factored; K-FAC and EK-FAC only.")] = None,
+    validate: Annotated[bool, typer.Option(help="Test on held-out training images, to choose settings.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for results and checkpoints.")] = Path("results"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
+    folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
+    device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 1,
+) -> None:
+    """Classify CIFAR-10 with VGG16, beside the paper's Table 2: tables here and in Markdown, results as JSON, pictures.
+
+    Example: eigenoise cifar10 --method noisy-ekfac,sgd --bn --aug --epochs 5 --train-size 10000 --out results
+    """
+    import torch
+
+    from eigenoise import atomic, checks
+    from eigenoise.vision import show
+    from eigenoise.vision.recipes import METHODS, Setting
+    from eigenoise.vision.study import Run
+
+    torch.set_num_threads(threads)
+    terminal = console()
+    given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr, "conv_basis": conv_basis}
+    options = {name: value for name, value in given.items() if value is not None}
+    try:
+        if steps is not None and epochs is not None:
+            raise ValueError("give --steps or --epochs, not both")
+        count = steps or max(1, round((10.0 if epochs is None else epochs) * train_size / batch_size))
+        wanted = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
+        common = {"train_size": train_size, "batch_size": batch_size, "samples": samples, "seed": seed}
+        todo = [
+            Run(name, Setting(aug, bn), count, width=width, validate=validate, options=options, **common)
+            for name in wanted
+        ]
+        atomic.folder(out)
+        _run_cifar10(todo, out, folder, device, resume, terminal)
+        for grid in show.grids(show.collect(out)):
+            terminal.print(rich_table(grid))
+        for path in show.write(out):
+            terminal.print(f"written: {path}")
+    except checks.NotFiniteError as error:
+        typer.echo(f"eigenoise cifar10: diverged: {error}", err=True)
+        raise typer.Exit(1) from error
+    except (OSError, ValueError, TypeError) as error:
+        typer.echo(f"eigenoise cifar10: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo("eigenoise cifar10: stopped; the same command with --resume goes on from here", err=True)
+        raise typer.Exit(130) from None
+
+
+def _run_cifar10(todo: list[Run], out: Path, folder: Path | None, device: str, resume: bool, terminal: Console) -> None:
+    import time
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from eigenoise.vision.study import run_cifar10
+
+    columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, TimeRemainingColumn(), console=terminal) as progress:
+        for run in todo:
+            task = progress.add_task(run.name, total=run.steps, now="")
+            test = progress.add_task(f"{run.name}, test", total=1 + run.samples, now="", visible=False)
+            began, first = time.monotonic(), -1
+
+            def on_step(training: Training, task: TaskID = task, size: int = run.batch_size) -> None:
+                nonlocal began, first
+                done = len(training.curve)
+                if first < 0:
+                    began, first = time.monotonic(), done
+                rate = (done - first) * size / max(1e-9, time.monotonic() - began)
+                loss, right = (sum(column) / 20 for column in zip(*training.curve[-20:], strict=True))
+                now = f"loss {loss:.3f}  right {right:.1%}  {rate:.0f} images/s"
+                progress.update(task, completed=done, now=now if done >= 20 else "")
+
+            def on_pass(test: TaskID = test) -> None:
+                progress.update(test, advance=1, visible=True)
+
+            run_cifar10(run, out, folder, device=device, resume=resume, on_step=on_step, on_pass=on_pass)
+            progress.remove_task(task)
+            progress.remove_task(test)

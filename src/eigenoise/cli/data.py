@@ -1,0 +1,75 @@
+"""``eigenoise data list | fetch | path``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from eigenoise.cli.base import app, console
+
+data_app = typer.Typer(no_args_is_help=True, help="The data cache: what is there, fetch more, where it is.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the sets, their sizes, and whether they are in the cache."""
+    from rich.table import Table
+
+    from eigenoise.data import images
+    from eigenoise.data.files import cache_folder
+    from eigenoise.data.uci import SETS, presence
+
+    table = Table(title=f"UCI regression sets; cache {cache_folder()}")
+    for heading in ("set", "rows", "inputs", "splits", "in the cache"):
+        table.add_column(heading, justify="left" if heading == "set" else "right")
+    for info in SETS.values():
+        table.add_row(info.name, f"{info.rows:,}", str(info.inputs), str(info.splits), presence(info.name))
+    console().print(table)
+    table = Table(title="Small images")
+    for heading in ("set", "in the cache"):
+        table.add_column(heading, justify="left" if heading == "set" else "right")
+    for name in ("cifar10", *images.OTHERS):
+        table.add_row(name, "yes" if images.is_here(name) else "no")
+    console().print(table)
+
+
+@data_app.command("fetch")
+def data_fetch(
+    sets: Annotated[list[str], typer.Argument(help="UCI sets, or cifar10.")],
+) -> None:
+    """Download sets into the cache and check their hashes.
+
+    Example: eigenoise data fetch yacht energy
+    """
+    from rich.progress import track
+
+    from eigenoise.data import images
+    from eigenoise.data.files import fetch_uci, uci_registry
+    from eigenoise.data.uci import info, year_splits
+
+    try:
+        for name in sets:
+            if name == "cifar10":
+                with console().status("cifar10: 170 MB, once"):
+                    images.cifar10()
+            elif name in images.OTHERS:
+                images.other(name)  # says where to put it if it is not there
+            elif info(name).folder:
+                names = [file for file in uci_registry() if file.startswith(info(name).folder + "/")]
+                for file in track(names, name):
+                    fetch_uci(file)
+            else:
+                year_splits()  # says where to get it if it is not there
+    except ValueError as error:
+        typer.echo(f"eigenoise data fetch: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+@data_app.command("path")
+def data_path() -> None:
+    """Show where the cache is."""
+    from eigenoise.data.files import cache_folder
+
+    typer.echo(str(cache_folder()))

@@ -1,0 +1,83 @@
+"""``eigenoise demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eigenoise.cli.base import app, console
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+    from rich.table import Table
+
+    from eigenoise.demo import Result
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
+    epochs: Annotated[int, typer.Option(min=2, help="Passes over the data.")] = 150,
+    splits: Annotated[int, typer.Option(min=1, help="Random train/test splits, trained all at once.")] = 10,
+) -> None:
+    """Train BBB, noisy Adam, noisy K-FAC and noisy EK-FAC on the Boston housing table and compare them.
+
+    Example: eigenoise demo --epochs 150 --out demo
+    """
+    import torch
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from eigenoise import atomic, data
+    from eigenoise.demo import Settings, draw, run
+    from eigenoise.figures import LABELS
+    from eigenoise.presets import METHODS
+
+    terminal = console()
+    torch.set_num_threads(1)  # matrices this small only wait for a second thread
+    settings = Settings(epochs=epochs, splits=splits)
+    try:
+        atomic.folder(out)
+        table = data.boston()
+    except (OSError, ImportError) as error:
+        typer.echo(f"eigenoise demo: {error}", err=True)
+        raise typer.Exit(2) from error
+    terminal.print(
+        f"Boston housing: {len(table.y)} rows, {table.x.shape[1]} inputs; {splits} random 90/10 splits at once, "
+        f"{settings.hidden} hidden units, batch {settings.batch_size}, {epochs} epochs"
+    )
+    columns = (TextColumn("{task.description:14}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
+    results = []
+    with Progress(*columns, TimeRemainingColumn(), console=terminal) as progress:
+        for method in METHODS:
+            task = progress.add_task(LABELS[method], total=epochs, elbo="")
+
+            def advance(epoch: int, elbo: float, task: TaskID = task) -> None:
+                progress.update(task, completed=epoch, elbo=f"{elbo:7.3f}")
+
+            results.append(run(method, table, settings, advance))
+    terminal.print(_table(results))
+    for path in draw(results, out):
+        terminal.print(f"picture: {path}")
+
+
+def _table(results: list[Result]) -> Table:
+    from rich.table import Table
+
+    from eigenoise.figures import LABELS
+    from eigenoise.report import mean_and_error
+
+    table = Table(title="Test parts, mean ± standard error over splits (price in 1000 $)")
+    for heading in ("method", "RMSE", "log-lik.", "90 % cover", "ELBO", "s"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for result in results:
+        table.add_row(
+            LABELS[result.method],
+            mean_and_error(result.rmse.tolist()),
+            mean_and_error(result.log_likelihood.tolist()),
+            f"{result.coverage.mean():.0%}",
+            f"{result.curve[-1][1]:.3f}",
+            f"{result.seconds:.0f}",
+        )
+    return table

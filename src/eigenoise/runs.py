@@ -1,0 +1,80 @@
+"""The files of a run: its result, and the checkpoint that a stopped one goes on from."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eigenoise import atomic
+from eigenoise.version import __version__
+
+
+def environment() -> dict[str, Any]:
+    """Where a result came from."""
+    return {
+        "eigenoise": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def finished(path: Path, settings: Mapping[str, Any], form: int) -> dict[str, Any] | None:
+    """The result in the file ``path``, or None if there is none yet.
+
+    Args:
+        path: of the result.
+        settings: that it must be of.
+        form: the format's number that this version writes and reads.
+
+    Raises:
+        ValueError: if the file cannot be read or is the result of other settings; it is left as it is.
+    """
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text())
+        if result["format"] != form:
+            raise ValueError(f"its format is {result['format']}, this version reads {form}")
+        found = result["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a result that this version can read ({error}); move it away") from error
+    if found != settings:
+        raise ValueError(f"{path} is the result of other settings; choose another folder or move it away")
+    return result
+
+
+def save(path: Path, marks: str, state: dict[str, Any]) -> None:
+    """Write a checkpoint; ``marks`` say what run it is of."""
+    atomic.write(path, lambda temporary: torch.save({"settings": marks, "state": state}, temporary))
+
+
+def resume(path: Path, marks: str) -> dict[str, Any] | None:
+    """The state in a checkpoint, or None if there is none.
+
+    Raises:
+        ValueError: if it cannot be read or is of another run; it is left as it is.
+    """
+    if not path.exists():
+        return None
+    try:
+        kept = torch.load(path, weights_only=True)
+        found, state = kept["settings"], kept["state"]
+    except Exception as error:
+        raise unreadable(path, error) from error
+    if found != marks:
+        raise ValueError(
+            f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
+        )
+    return state
+
+
+def unreadable(path: Path, error: Exception) -> ValueError:
+    """What to say of a checkpoint that is damaged."""
+    return ValueError(f"{path} cannot be read ({error}); delete it to start this run anew")

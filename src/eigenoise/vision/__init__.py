@@ -1,0 +1,1 @@
+"""The classification study of the paper: CIFAR-10 with VGG16."""

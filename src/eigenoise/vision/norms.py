@@ -1,0 +1,44 @@
+"""Batch norm under weight noise.
+
+Its running averages gather what the layers below gave with weights that were another sample at every step, and from
+long ago. They fit neither the mean nor any one sample, so before a network is tested they are taken anew, with the
+weights that it is tested with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+@torch.no_grad()
+def settle(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Set the running averages of every batch norm to their means over ``batches``, with the weights of now.
+
+    A model without batch norm is not run. Training mode and momenta are left as they were.
+
+    Raises:
+        ValueError: if there are no batches.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    modes, momenta = [module.training for module in model.modules()], [norm.momentum for norm in norms]
+    for module in model.modules():
+        module.training = isinstance(module, _BatchNorm)
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # all batches count alike
+    try:
+        for x in batches:
+            model(x)
+        if not int(norms[0].num_batches_tracked):  # type: ignore[arg-type]
+            raise ValueError("batches must hold at least one")
+    finally:
+        for module, mode in zip(model.modules(), modes, strict=True):
+            module.training = mode
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum

@@ -1,0 +1,116 @@
+"""Results of the classification study as tables, beside the paper's, and as pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eigenoise import atomic, figures
+from eigenoise.figures import LABELS
+from eigenoise.published import PAPER_ACCURACY
+from eigenoise.report import Grid
+from eigenoise.vision.recipes import METHODS, SETTINGS
+from eigenoise.vision.study import FORMAT
+
+Table = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]  # method, setting: results by seed
+MEASURES = {  # key, factor, digits, whether more is better
+    "accuracy": ("Test accuracy in per cent", 100.0, 2, True),
+    "nll": ("Negative log-likelihood of a test image", 1.0, 4, False),
+    "brier": ("Brier score", 1.0, 4, False),
+    "ece": ("Expected calibration error in per cent", 100.0, 2, False),
+}
+SMOOTH = 20
+
+
+def collect(folder: Path) -> list[dict[str, Any]]:
+    """All results of the study in a folder."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        if isinstance(content, dict) and content.get("format") == FORMAT and "scores" in content:
+            found.append(content)
+    return found
+
+
+def by_method(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Results by method and setting, in the order of the paper's table."""
+    table: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for method in METHODS:
+        for setting in SETTINGS:
+            own = [
+                result
+                for result in results
+                if (result["settings"]["method"], result["settings"]["setting"]) == (method, setting.name)
+            ]
+            if own:
+                table.setdefault(method, {})[setting.name] = sorted(own, key=lambda r: r["settings"]["seed"])
+    return table
+
+
+def grids(results: Sequence[Mapping[str, Any]]) -> list[Grid]:
+    """A table for each measure; noisy methods predict with averaged samples, and once more with the mean alone."""
+    table = by_method(results)
+    found = [_grid(table, key) for key in MEASURES]
+    names = sorted({name for result in results for name in _best(result)["auroc"]})
+    return found + [_grid(table, "auroc", name) for name in names]
+
+
+def write(out: Path) -> list[Path]:
+    """Tables in Markdown, training curves and reliability as pictures, of all results in ``out``."""
+    results = collect(out)
+    path = out / "tables.md"
+    atomic.write_text(path, "\n".join(grid.markdown() for grid in grids(results)))
+    table = by_method(results)
+    settings = [s.name for s in SETTINGS if any(s.name in row for row in table.values())]
+    first = {name: {method: row[name][0] for method, row in table.items() if name in row} for name in settings}
+    curves = {name: {m: [loss for loss, _ in r["curve"]] for m, r in own.items()} for name, own in first.items()}
+    bins = {name: {m: _best(r)["reliability"] for m, r in own.items()} for name, own in first.items()}
+    return [path, *figures.losses(curves, SMOOTH, out / "curves"), *figures.reliability(bins, out / "reliability")]
+
+
+def _best(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The scores of averaged samples, or of the mean where there are none."""
+    return result["scores"].get("samples", result["scores"]["mean"])
+
+
+def _ways(table: Table) -> list[tuple[str, str, bool]]:
+    """Rows of a table: a method, a way to predict, and whether it is the method's best way."""
+    found = []
+    for method, row in table.items():
+        known = {way for results in row.values() for result in results for way in result["scores"]}
+        best = "samples" if "samples" in known else "mean"
+        found += [(method, way, way == best) for way in ("samples", "mean") if way in known]
+    return found
+
+
+def _grid(table: Table, key: str, other: str | None = None) -> Grid:
+    title, factor, digits, more = MEASURES.get(
+        key, (f"How well entropy tells {other} from the test images (AUROC in per cent)", 100.0, 2, True)
+    )
+    settings = [s.name for s in SETTINGS if any(s.name in row for row in table.values())]
+    rows, means = [], []
+    for method, way, is_best in _ways(table):
+        cells = []
+        for name in settings:
+            scores = [result["scores"][way][key] for result in table[method].get(name, ())]
+            values = [factor * (score if other is None else score.get(other, np.nan)) for score in scores]
+            paper = PAPER_ACCURACY.get(method, {}).get(name) if key == "accuracy" and is_best and values else None
+            cells.append(_cell(values, digits) + ("" if paper is None else f" ({paper:.2f})"))
+            means.append(float(np.mean(values)) if values else np.nan)
+        rows.append([LABELS[method] + ("" if is_best else ", mean alone"), *cells])
+    columns = np.array(means).reshape(len(rows), len(settings)).T
+    best = np.nanargmax if more else np.nanargmin
+    bold = {(int(best(column)), 1 + j) for j, column in enumerate(columns) if np.isfinite(column).sum() > 1}
+    beside = ", the paper's in brackets (its budget is another)" if key == "accuracy" else ""
+    return Grid(f"{title}, mean ± standard error over seeds{beside}", ["method", *settings], rows, frozenset(bold))
+
+
+def _cell(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "–"
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}"

@@ -1,0 +1,205 @@
+"""One run of the classification study: CIFAR-10, a method, a setting; resumable, its result as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eigenoise import atomic, checks, models, runs
+from eigenoise.data import Images, images
+from eigenoise.vision.recipes import METHODS, Setting, recipe
+from eigenoise.vision.scores import evaluate
+from eigenoise.vision.training import Training
+
+FORMAT = 1
+CHECKPOINT_SECONDS = 300.0
+TRAIN_SIZE = 50_000
+HELD_OUT = 5_000  # training images that validation tests on
+
+OnStep = Callable[[Training], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What to run.
+
+    Attributes:
+        method: one of ``METHODS``.
+        setting: with or without augmentation and batch norm.
+        steps: of the optimiser.
+        train_size: how many training images; which ones does not depend on the seed.
+        batch_size: of a step.
+        samples: of weights, for the averaged predictions.
+        seed: of initial weights, noise, order and augmentation.
+        width: of the VGG16; the paper's is one half.
+        validate: test on held-out training images instead of the test set.
+        options: instead of the recipe's.
+    """
+
+    method: str
+    setting: Setting
+    steps: int
+    train_size: int = TRAIN_SIZE
+    batch_size: int = 128
+    samples: int = 10
+    seed: int = 0
+    width: float = 0.5
+    validate: bool = False
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.choice("method", self.method, METHODS)
+        for name in ("steps", "train_size", "samples"):
+            checks.integer(name, getattr(self, name))
+        checks.integer("batch_size", self.batch_size, low=2)
+        checks.number("width", self.width, open_low=True)
+        most = TRAIN_SIZE - HELD_OUT * self.validate
+        if self.train_size > most:
+            raise ValueError(f"train_size must be at most {most:,}, but {self.train_size:,} came")
+        if self.batch_size > self.train_size:
+            raise ValueError(f"batch_size must be at most train_size, {self.train_size}, but {self.batch_size} came")
+
+    @property
+    def name(self) -> str:
+        """Of the result's file."""
+        return f"{self.method}-{self.setting.name}-{self.seed}"
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON knows it."""
+        found = dataclasses.asdict(self)
+        del found["setting"]
+        found |= {"setting": self.setting.name, "options": {**recipe(self.method, self.setting), **self.options}}
+        return json.loads(json.dumps(found))
+
+
+def run_cifar10(
+    run: Run,
+    out: Path,
+    folder: str | os.PathLike | None = None,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    on_step: OnStep = lambda training: None,
+    on_pass: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Train, test, write the result; with ``resume`` from where an earlier call was stopped.
+
+    Args:
+        run: what to run.
+        out: folder of results and checkpoints.
+        folder: the data cache.
+        device: to train on.
+        resume: whether to go on with a checkpoint that is in ``out``.
+        on_step: called after each step.
+        on_pass: called during the test whenever all images went through the network once.
+
+    Raises:
+        ValueError: for settings that cannot be, files that are not this run's, or a device that is not there.
+        DataFileError: if data is missing or damaged.
+    """
+    result, checkpoint = out / f"{run.name}.json", out / f".{run.name}.checkpoint"
+    done = runs.finished(result, run.settings(), FORMAT)
+    if done is not None:
+        return done
+    if checkpoint.exists() and not resume:
+        raise ValueError(f"{checkpoint} is a stopped run: go on with --resume, or delete it to start anew")
+    target = existing_device(device)
+    train, test = parts(run, folder)
+    torch.manual_seed(run.seed)
+    model = models.VGG16(width=run.width, batch_norm=run.setting.batch_norm).to(target)
+    training = Training(
+        model,
+        train.to(target),
+        run.method,
+        run.settings()["options"],
+        steps=run.steps,
+        batch_size=run.batch_size,
+        augmented=run.setting.augmented,
+        seed=run.seed,
+    )
+    marks = json.dumps({**run.settings(), "device": target.type})
+    seconds = _resume(checkpoint, marks, training)
+    seconds = _train(training, checkpoint, marks, seconds, on_step)
+    strange = {name: images.other(name, folder) for name in images.OTHERS if images.is_here(name, folder)}
+    content = {
+        "format": FORMAT,
+        "settings": run.settings(),
+        "scores": evaluate(training, test, strange, run.samples, on_pass),
+        "curve": training.curve,
+        "epochs": training.epochs,
+        "seconds": seconds,
+        "device": target.type,
+        "environment": runs.environment(),
+    }
+    atomic.write_json(result, content)
+    checkpoint.unlink(missing_ok=True)
+    return json.loads(json.dumps(content))
+
+
+def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
+    """The images that ``run`` learns from and those it is tested on.
+
+    Training images are taken in one fixed random order; the last of it are those that validation tests on.
+    """
+    train, test = images.cifar10(folder)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    if run.validate:
+        test = train.some(order[-HELD_OUT:])
+    return train.some(order[: run.train_size]), test
+
+
+def existing_device(name: str) -> torch.device:
+    """The device called ``name``.
+
+    Raises:
+        ValueError: if there is none, saying which there are.
+    """
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except Exception as error:
+        there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device {name!r} is not there ({reason}); there is {', '.join(there)}") from error
+    return device
+
+
+def _train(training: Training, checkpoint: Path, marks: str, seconds: float, on_step: OnStep) -> float:
+    """Train to the end, or save where it was stopped; the seconds so far."""
+    last = began = time.monotonic()
+
+    def save() -> None:
+        state = {"training": training.state_dict(), "seconds": seconds + time.monotonic() - began}
+        runs.save(checkpoint, marks, state)
+
+    try:
+        for _ in training.run():
+            on_step(training)
+            if time.monotonic() - last > CHECKPOINT_SECONDS:
+                save()
+                last = time.monotonic()
+    except KeyboardInterrupt:
+        if training.curve:
+            save()
+        raise
+    save()  # the test may take long, and may be stopped
+    return seconds + time.monotonic() - began
+
+
+def _resume(checkpoint: Path, marks: str, training: Training) -> float:
+    """The seconds so far."""
+    state = runs.resume(checkpoint, marks)
+    if state is None:
+        return 0.0
+    try:
+        training.load_state_dict(state["training"])
+        return float(state["seconds"])
+    except Exception as error:
+        raise runs.unreadable(checkpoint, error) from error
