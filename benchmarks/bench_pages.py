@@ -14,7 +14,16 @@ from eigenoise.bench import show
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results" / "bench"
-SHORT = ["noisy EK-FAC", "noisy K-FAC", "noisy Adam", "BBB", "EK-FAC", "K-FAC", "IVON (ivon-opt)"]
+SHORT = [
+    "noisy EK-FAC",
+    "noisy EK-FAC, factored basis",
+    "noisy K-FAC",
+    "noisy Adam",
+    "BBB",
+    "EK-FAC",
+    "K-FAC",
+    "IVON (ivon-opt)",
+]
 SHORT += ["BBB (bayesian-torch)", "SINGD dense, every 10 (singd)"]
 
 

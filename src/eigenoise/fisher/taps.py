@@ -1,7 +1,7 @@
 """A factored basis for a convolution's patches: one over the kernel's taps times one over channels for each tap mode.
 
 It is another family than the paper's, which decomposes A ``(c·taps, c·taps)`` as one matrix. What R is in it is exact
-all the same (eq. 6). With 9 taps, turning a patch costs a ninth, and decompositions less than a hundredth.
+all the same (eq. 6). With 9 taps, turning a patch costs about a ninth, and decompositions an 81st.
 """
 
 from __future__ import annotations
