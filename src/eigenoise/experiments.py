@@ -145,13 +145,13 @@ def run_uci(
     )
     checkpoint = out / f".{run.name}.checkpoint"
     marks = json.dumps({**settings, "sample_of_the_set": is_sample})
-    seconds = _resume(checkpoint, marks, trial)
+    seconds = runs.resume(checkpoint, marks, trial.load_state_dict)
     last = began = time.monotonic()
     for epoch in trial.passes():
         on_epoch(epoch, settings["epochs"], trial.curve[-1])
         now = time.monotonic()
         if now - last > CHECKPOINT_SECONDS:
-            runs.save(checkpoint, marks, {"trial": trial.state_dict(), "seconds": seconds + now - began})
+            runs.save(checkpoint, marks, trial.state_dict(), seconds + now - began)
             last = now
     seconds += time.monotonic() - began
     scores = trial.scores()
@@ -185,15 +185,3 @@ def _load(run: Run, folder: str | os.PathLike | None) -> tuple[data.Splits, bool
 def study_table(name: str, folder: str | os.PathLike | None = None) -> data.Table:
     """The table that the study uses: for Naval that of the paper's authors, who predict the last of 18 columns."""
     return uci.load_naval_turbine(folder) if name == "naval" else uci.load(name, folder)
-
-
-def _resume(path: Path, marks: str, trial: Trial) -> float:
-    """The seconds so far."""
-    state = runs.resume(path, marks)
-    if state is None:
-        return 0.0
-    try:
-        trial.load_state_dict(state["trial"])
-        return float(state["seconds"])
-    except Exception as error:
-        raise runs.unreadable(path, error) from error

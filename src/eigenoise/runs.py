@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,31 +50,28 @@ def finished(path: Path, settings: Mapping[str, Any], form: int) -> dict[str, An
     return result
 
 
-def save(path: Path, marks: str, state: dict[str, Any]) -> None:
+def save(path: Path, marks: str, state: dict[str, Any], seconds: float) -> None:
     """Write a checkpoint; ``marks`` say what run it is of."""
-    atomic.write(path, lambda temporary: torch.save({"settings": marks, "state": state}, temporary))
+    content = {"settings": marks, "state": state, "seconds": seconds}
+    atomic.write(path, lambda temporary: torch.save(content, temporary))
 
 
-def resume(path: Path, marks: str) -> dict[str, Any] | None:
-    """The state in a checkpoint, or None if there is none.
+def resume(path: Path, marks: str, take_over: Callable[[dict[str, Any]], None]) -> float:
+    """Let ``take_over`` have the state in a checkpoint, if there is one; the seconds that the run took so far.
 
     Raises:
         ValueError: if it cannot be read or is of another run; it is left as it is.
     """
     if not path.exists():
-        return None
+        return 0.0
     try:
         kept = torch.load(path, weights_only=True)
-        found, state = kept["settings"], kept["state"]
+        same = kept["settings"] == marks
+        if same:
+            take_over(kept["state"])
+            return float(kept["seconds"])
     except Exception as error:
-        raise unreadable(path, error) from error
-    if found != marks:
-        raise ValueError(
-            f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
-        )
-    return state
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    """What to say of a checkpoint that is damaged."""
-    return ValueError(f"{path} cannot be read ({error}); delete it to start this run anew")
+        raise ValueError(f"{path} cannot be read ({error}); delete it to start this run anew") from error
+    raise ValueError(
+        f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
+    )

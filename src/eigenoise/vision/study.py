@@ -125,7 +125,7 @@ def run_cifar10(
         seed=run.seed,
     )
     marks = json.dumps({**run.settings(), "device": target.type})
-    seconds = _resume(checkpoint, marks, training)
+    seconds = runs.resume(checkpoint, marks, training.load_state_dict)
     seconds = _train(training, checkpoint, marks, seconds, on_step)
     strange = {name: images.other(name, folder) for name in images.OTHERS if images.is_here(name, folder)}
     content = {
@@ -176,8 +176,7 @@ def _train(training: Training, checkpoint: Path, marks: str, seconds: float, on_
     last = began = time.monotonic()
 
     def save() -> None:
-        state = {"training": training.state_dict(), "seconds": seconds + time.monotonic() - began}
-        runs.save(checkpoint, marks, state)
+        runs.save(checkpoint, marks, training.state_dict(), seconds + time.monotonic() - began)
 
     try:
         for _ in training.run():
@@ -191,15 +190,3 @@ def _train(training: Training, checkpoint: Path, marks: str, seconds: float, on_
         raise
     save()  # the test may take long, and may be stopped
     return seconds + time.monotonic() - began
-
-
-def _resume(checkpoint: Path, marks: str, training: Training) -> float:
-    """The seconds so far."""
-    state = runs.resume(checkpoint, marks)
-    if state is None:
-        return 0.0
-    try:
-        training.load_state_dict(state["training"])
-        return float(state["seconds"])
-    except Exception as error:
-        raise runs.unreadable(checkpoint, error) from error
