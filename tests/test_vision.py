@@ -19,7 +19,7 @@ from eigenoise.vision import show, study
 from eigenoise.vision.norms import settle
 from eigenoise.vision.point import PointSGD
 from eigenoise.vision.recipes import METHODS, SETTINGS, Setting, recipe
-from eigenoise.vision.scores import entropy, evaluate, probabilities, scores
+from eigenoise.vision.scores import corrupted, entropy, evaluate, probabilities, scores
 from eigenoise.vision.study import Run, run_cifar10
 from eigenoise.vision.training import Training
 
@@ -233,7 +233,25 @@ def test_scores_of_certain_and_of_blind_predictions():
     assert entropy(torch.eye(3)).tolist() == [0.0, 0.0, 0.0]
 
 
+def test_corrupted_images_keep_their_labels(cache):
+    test = some_images(12)
+    found = corrupted(test, 4)
+    assert len(found) == 15
+    assert all(torch.equal(part.y, test.y[:4]) for part in found.values())
+    assert not torch.equal(found["noise 5"].x, test.x[:4])
+
+
 # A run.
+
+
+def test_corrupted_images_are_scored_in_a_table(cache, tmp_path):
+    found = run_cifar10(run("noisy-kfac", corrupted=5), tmp_path, cache)
+    own = found["scores"]["samples"]["corrupted"]
+    assert set(own["contrast 2"]) == {"accuracy", "nll", "brier", "ece"}
+    grid = show.grids([found])[-1]
+    assert grid.title.startswith("Corrupted test images")
+    wanted = np.mean([own[f"{kind} 3"]["accuracy"] for kind in ("noise", "blur", "contrast")])
+    assert grid.rows[0][3].startswith(f"{100 * wanted:.1f} /")
 
 
 def test_a_run_writes_its_result_and_is_not_done_twice(cache, tmp_path):

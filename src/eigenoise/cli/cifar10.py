@@ -36,6 +36,7 @@ def cifar10(
     lr: Annotated[float | None, typer.Option(help="Step size, instead of the recipe's.")] = None,
     conv_basis: Annotated[str | None, typer.Option(help="full or factored; K-FAC and EK-FAC only.")] = None,
     validate: Annotated[bool, typer.Option(help="Test on held-out training images, to choose settings.")] = False,
+    corrupted: Annotated[int, typer.Option(min=0, help="Test images to corrupt in 15 ways and test too.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for results and checkpoints.")] = Path("results"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a stopped run.")] = False,
     folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
@@ -63,6 +64,7 @@ def cifar10(
         count = steps or max(1, round((10.0 if epochs is None else epochs) * train_size / batch_size))
         wanted = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         common = {"train_size": train_size, "batch_size": batch_size, "samples": samples, "seed": seed}
+        common |= {"corrupted": corrupted}
         todo = [
             Run(name, Setting(aug, bn), count, width=width, validate=validate, options=options, **common)
             for name in wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from eigenoise import metrics
 from eigenoise.data import Images
+from eigenoise.data.transforms import CORRUPTIONS, corrupt
 from eigenoise.swap import evaluating
 from eigenoise.vision.norms import settle
 from eigenoise.vision.training import Training
@@ -87,11 +89,24 @@ def entropy(probs: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(-1)
 
 
+def corrupted(test: Images, count: int) -> dict[str, Images]:
+    """The first ``count`` images in every corruption and severity, by a name such as ``"blur 3"``."""
+    some = test.some(slice(count))
+    found = {}
+    for kind, sizes in CORRUPTIONS.items():
+        for severity in range(1, 1 + len(sizes)):
+            x = corrupt(some.x, kind, severity, torch.Generator().manual_seed(severity))
+            found[f"{kind} {severity}"] = Images(x, some.y, some.classes)
+    return found
+
+
 def evaluate(
     training: Training,
     test: Images,
     strange: Mapping[str, Tensor],
     samples: int,
+    *,
+    damaged: Mapping[str, Images] = MappingProxyType({}),
     on_pass: OnPass = lambda: None,
 ) -> dict[str, dict[str, Any]]:
     """Scores on test images, and how well the entropy tells images of other sets from them, for each way to predict.
@@ -101,15 +116,19 @@ def evaluate(
         test: images with labels.
         strange: images of other sets by name.
         samples: of weights.
+        damaged: more images with labels, by name, whose scores are wanted too.
         on_pass: as for ``probabilities``.
     """
     device = training.images.x.device
-    sets = {"test": test.x.to(device), **{name: x.to(device) for name, x in strange.items()}}
+    sets = {"test": test.x, **{name: part.x for name, part in damaged.items()}, **strange}
     result = {}
-    for way, probs in probabilities(training, sets, samples, on_pass).items():
+    for way, probs in probabilities(training, {n: x.to(device) for n, x in sets.items()}, samples, on_pass).items():
         known = entropy(probs["test"])
         result[way] = {
             **scores(probs["test"], test.y.cpu()),
             "auroc": {name: metrics.auroc(known, entropy(probs[name])) for name in strange},
+            "corrupted": {name: scores(probs[name], part.y.cpu()) for name, part in damaged.items()},
         }
+        for part in result[way]["corrupted"].values():
+            del part["reliability"]
     return result

@@ -56,7 +56,8 @@ def grids(results: Sequence[Mapping[str, Any]]) -> list[Grid]:
     table = by_method(results)
     found = [_grid(table, key) for key in MEASURES]
     names = sorted({name for result in results for name in _best(result)["auroc"]})
-    return found + [_grid(table, "auroc", name) for name in names]
+    found += [_grid(table, "auroc", name) for name in names]
+    return found + ([_corrupted(table)] if any(_best(result).get("corrupted") for result in results) else [])
 
 
 def write(out: Path) -> list[Path]:
@@ -107,6 +108,24 @@ def _grid(table: Table, key: str, other: str | None = None) -> Grid:
     bold = {(int(best(column)), 1 + j) for j, column in enumerate(columns) if np.isfinite(column).sum() > 1}
     beside = ", the paper's in brackets (its budget is another)" if key == "accuracy" else ""
     return Grid(f"{title}, mean ± standard error over seeds{beside}", ["method", *settings], rows, frozenset(bold))
+
+
+def _corrupted(table: Table) -> Grid:
+    """Accuracy and log-likelihood on corrupted images, mean over kinds, for each severity; the first seed's."""
+    rows = []
+    for method, way, is_best in _ways(table):
+        for setting, results in table[method].items():
+            own = results[0]["scores"].get(way, {}).get("corrupted")
+            if not own:
+                continue
+            cells = []
+            for severity in "12345":
+                picked = [score for name, score in own.items() if name.endswith(severity)]
+                right, nll = (np.mean([score[key] for score in picked]) for key in ("accuracy", "nll"))
+                cells.append(f"{100 * right:.1f} / {nll:.3f}")
+            rows.append([f"{LABELS[method]}{'' if is_best else ', mean alone'}, {setting}", *cells])
+    title = "Corrupted test images: accuracy in per cent / negative log-likelihood, by severity"
+    return Grid(title, ["method", *"12345"], rows)
 
 
 def _cell(values: Sequence[float], digits: int) -> str:

@@ -15,7 +15,7 @@ import torch
 from eigenoise import atomic, checks, models, runs
 from eigenoise.data import Images, images
 from eigenoise.vision.recipes import METHODS, Setting, recipe
-from eigenoise.vision.scores import evaluate
+from eigenoise.vision.scores import corrupted, evaluate
 from eigenoise.vision.training import Training
 
 FORMAT = 1
@@ -40,6 +40,7 @@ class Run:
         seed: of initial weights, noise, order and augmentation.
         width: of the VGG16; the paper's is one half.
         validate: test on held-out training images instead of the test set.
+        corrupted: test images that are corrupted in 15 ways and tested too.
         options: instead of the recipe's.
     """
 
@@ -52,6 +53,7 @@ class Run:
     seed: int = 0
     width: float = 0.5
     validate: bool = False
+    corrupted: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,6 +61,7 @@ class Run:
         for name in ("steps", "train_size", "samples"):
             checks.integer(name, getattr(self, name))
         checks.integer("batch_size", self.batch_size, low=2)
+        checks.integer("corrupted", self.corrupted, low=0)
         checks.number("width", self.width, open_low=True)
         most = TRAIN_SIZE - HELD_OUT * self.validate
         if self.train_size > most:
@@ -128,10 +131,11 @@ def run_cifar10(
     seconds = runs.resume(checkpoint, marks, training.load_state_dict)
     seconds = _train(training, checkpoint, marks, seconds, on_step)
     strange = {name: images.other(name, folder) for name in images.OTHERS if images.is_here(name, folder)}
+    damaged = corrupted(test, run.corrupted) if run.corrupted else {}
     content = {
         "format": FORMAT,
         "settings": run.settings(),
-        "scores": evaluate(training, test, strange, run.samples, on_pass),
+        "scores": evaluate(training, test, strange, run.samples, damaged=damaged, on_pass=on_pass),
         "curve": training.curve,
         "epochs": training.epochs,
         "seconds": seconds,
