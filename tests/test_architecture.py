@@ -43,6 +43,7 @@ ORDER = [
     "natural",
     "optim",
     "bbb",
+    "norms",
     "predict",
     "train",
     "__init__",
@@ -64,7 +65,7 @@ DATA_ORDER = ["files", "tables", "uci", "images", "transforms", "__init__"]
 MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"]
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
 CLI_ORDER = ["base", "demo", "uci", "cifar10", "bench", "data", "__init__"]
-VISION_ORDER = ["norms", "point", "recipes", "training", "scores", "study", "show", "__init__"]
+VISION_ORDER = ["point", "recipes", "training", "scores", "study", "show", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import eigenoise as en
 from eigenoise.cli import app
 from eigenoise.data import Images, images
+from eigenoise.norms import settle_batch_norm
 from eigenoise.vision import show, study
-from eigenoise.vision.norms import settle
 from eigenoise.vision.point import PointSGD
 from eigenoise.vision.recipes import METHODS, SETTINGS, Setting, recipe
 from eigenoise.vision.scores import corrupted, entropy, evaluate, probabilities, scores
@@ -92,19 +92,19 @@ def test_settled_averages_are_those_of_the_batches_with_the_weights_of_now():
     model[1].momentum = 0.3
     batches = [torch.randn(50, 3) + i for i in range(3)]
     model.eval()
-    settle(model, batches)
+    settle_batch_norm(model, batches)
     outputs = [model[0](x) for x in batches]
     torch.testing.assert_close(model[1].running_mean, torch.stack([f.mean(0) for f in outputs]).mean(0))
     torch.testing.assert_close(model[1].running_var, torch.stack([f.var(0) for f in outputs]).mean(0))
     assert not any(module.training for module in model.modules())
     assert model[1].momentum == 0.3
     with pytest.raises(ValueError, match="batches must hold at least one"):
-        settle(model, [])
+        settle_batch_norm(model, [])
     assert model[1].momentum == 0.3
 
 
 def test_settling_without_batch_norm_runs_nothing():
-    settle(nn.Sequential(nn.Linear(3, 2)), iter([object()]))
+    settle_batch_norm(nn.Sequential(nn.Linear(3, 2)), iter([object()]))
 
 
 def test_each_weight_sample_has_batch_norm_of_its_own_and_all_is_put_back():
@@ -135,7 +135,7 @@ def test_averages_gathered_in_training_would_be_off():
         pass
     norm = next(m for m in one.model.modules() if isinstance(m, nn.BatchNorm2d))
     gathered = norm.running_var.clone()
-    settle(one.model, one.batches(4))
+    settle_batch_norm(one.model, one.batches(4))
     assert (norm.running_var / gathered - 1).abs().max() > 0.05
 
 

@@ -9,6 +9,7 @@ from eigenoise.likelihoods import (
     GaussianLikelihood,
     HeteroscedasticGaussianLikelihood,
 )
+from eigenoise.norms import settle_batch_norm
 from eigenoise.optim import EKFAC, KFAC, NoisyAdam, NoisyEKFAC, NoisyKFAC
 from eigenoise.posterior import Posterior
 from eigenoise.predict import predict
@@ -33,4 +34,5 @@ __all__ = [
     "fisher",
     "models",
     "predict",
+    "settle_batch_norm",
 ]

@@ -12,8 +12,8 @@ from torch import Tensor
 from eigenoise import metrics
 from eigenoise.data import Images
 from eigenoise.data.transforms import CORRUPTIONS, corrupt
+from eigenoise.norms import settle_batch_norm
 from eigenoise.swap import evaluating
-from eigenoise.vision.norms import settle
 from eigenoise.vision.training import Training
 
 CHUNK = 500
@@ -58,7 +58,7 @@ def probabilities(
 
 
 def _one_pass(training: Training, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    settle(training.model, training.batches(SETTLING))
+    settle_batch_norm(training.model, training.batches(SETTLING))
     with evaluating(training.model), torch.no_grad():
         return {
             name: torch.cat(

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @torch.no_grad()
-def settle(model: nn.Module, batches: Iterable[Tensor]) -> None:
+def settle_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Set the running averages of every batch norm to their means over ``batches``, with the weights of now.
 
     A model without batch norm is not run. Training mode and momenta are left as they were.
