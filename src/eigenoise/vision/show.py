@@ -18,8 +18,8 @@ from eigenoise.vision.study import FORMAT
 
 Table = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]  # method, setting: results by seed
 MEASURES = {  # key, factor, digits, whether more is better
-    "accuracy": ("Test accuracy in per cent", 100.0, 2, True),
-    "nll": ("Negative log-likelihood of a test image", 1.0, 4, False),
+    "accuracy": ("Accuracy in per cent", 100.0, 2, True),
+    "nll": ("Negative log-likelihood of an image", 1.0, 4, False),
     "brier": ("Brier score", 1.0, 4, False),
     "ece": ("Expected calibration error in per cent", 100.0, 2, False),
 }
@@ -90,7 +90,7 @@ def _ways(table: Table) -> list[tuple[str, str, bool]]:
 
 def _grid(table: Table, key: str, other: str | None = None) -> Grid:
     title, factor, digits, more = MEASURES.get(
-        key, (f"How well entropy tells {other} from the test images (AUROC in per cent)", 100.0, 2, True)
+        key, (f"How well entropy tells {other} from CIFAR-10 (AUROC in per cent)", 100.0, 2, True)
     )
     settings = [s.name for s in SETTINGS if any(s.name in row for row in table.values())]
     rows, means = [], []
@@ -106,8 +106,13 @@ def _grid(table: Table, key: str, other: str | None = None) -> Grid:
     columns = np.array(means).reshape(len(rows), len(settings)).T
     best = np.nanargmax if more else np.nanargmin
     bold = {(int(best(column)), 1 + j) for j, column in enumerate(columns) if np.isfinite(column).sum() > 1}
-    beside = ", the paper's in brackets (its budget is another)" if key == "accuracy" else ""
-    return Grid(f"{title}, mean ± standard error over seeds{beside}", ["method", *settings], rows, frozenset(bold))
+    tested = {result["settings"]["validate"] for row in table.values() for runs in row.values() for result in runs}
+    on = " and ".join(
+        name for name, held_out in (("test images", False), ("held-out images", True)) if held_out in tested
+    )
+    beside = "; in brackets the paper's, after more training" if key == "accuracy" else ""
+    title = f"{title}, on {on}, mean ± standard error over seeds{beside}"
+    return Grid(title, ["method", *settings], rows, frozenset(bold))
 
 
 def _corrupted(table: Table) -> Grid:
@@ -124,7 +129,7 @@ def _corrupted(table: Table) -> Grid:
                 right, nll = (np.mean([score[key] for score in picked]) for key in ("accuracy", "nll"))
                 cells.append(f"{100 * right:.1f} / {nll:.3f}")
             rows.append([f"{LABELS[method]}{'' if is_best else ', mean alone'}, {setting}", *cells])
-    title = "Corrupted test images: accuracy in per cent / negative log-likelihood, by severity"
+    title = "Corrupted images: accuracy in per cent / negative log-likelihood, by severity"
     return Grid(title, ["method", *"12345"], rows)
 
 
