@@ -317,9 +317,16 @@ def test_validation_never_sees_the_test_set_or_its_own_images(cache):
     assert theirs <= rows
     assert not ours & theirs
     assert not theirs & {image.numpy().tobytes() for image in test.x}
-    smaller, real = study.parts(run(train_size=30), cache)
-    assert torch.equal(smaller.x, train.x[:30])
+    smaller, real = study.parts(run(train_size=70), cache)
+    assert torch.equal(smaller.x, train.x[:70])
     assert torch.equal(real.x, test.x)
+
+
+def test_a_class_that_never_occurs_is_named(cache):
+    with pytest.warns(
+        UserWarning, match=r"no training image shows (airplane|automobile|bird|cat|deer).*larger train_size"
+    ):
+        study.parts(run(train_size=4, batch_size=4), cache)
 
 
 def test_runs_that_cannot_be_are_refused(cache, tmp_path):

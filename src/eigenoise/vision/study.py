@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -150,13 +151,19 @@ def run_cifar10(
 def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
     """The images that ``run`` learns from and those it is tested on.
 
-    Training images are taken in one fixed random order; the last of it are those that validation tests on.
+    Training images are taken in one fixed random order; the last of it are those that validation tests on. A class
+    that no training image is of is warned about.
     """
     train, test = images.cifar10(folder)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     if run.validate:
         test = train.some(order[-HELD_OUT:])
-    return train.some(order[: run.train_size]), test
+    part = train.some(order[: run.train_size])
+    missing = sorted(set(range(part.classes)) - set(part.y.tolist()))
+    if missing:
+        names = ", ".join(images.CIFAR10_CLASSES[label] for label in missing)
+        warnings.warn(f"no training image shows {names}: use a larger train_size", stacklevel=2)
+    return part, test
 
 
 def existing_device(name: str) -> torch.device:
