@@ -597,6 +597,22 @@ def test_factors_look_at_more_examples_where_positions_are_few(monkeypatch) -> N
         assert sizes == expected
 
 
+def test_rows_that_belong_to_no_example_are_looked_at_together(monkeypatch) -> None:
+    class Places(nn.Module):
+        """A target for every place of an image."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(2, C, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x).permute(0, 2, 3, 1).flatten(0, 2)
+
+    monkeypatch.setattr("eigenoise.statistics.AT_ONCE", 1)
+    model = Places()
+    step(build(model), torch.randn(2, 2, 4, 4), torch.randint(C, (32,)))
+
+
 def test_how_much_is_looked_at_at_once(monkeypatch) -> None:
     model, x, y = problem("cnn")
     opt = build(model, fisher="exact")

@@ -181,15 +181,15 @@ class TestEigenWithFixedInput(FisherConformance):
 
 
 class TestEigenWithTaps(FisherConformance):
-    make = functools.partial(Eigen, taps=2)
+    make = functools.partial(Eigen, kernel=(2, 2))
 
 
 class TestEigenWithTapsAndBias(FisherConformance):
-    make = functools.partial(Eigen, taps=3)
+    make = functools.partial(Eigen, kernel=(1, 3))
 
 
 class TestKroneckerWithTaps(FisherConformance):
-    make = functools.partial(Kronecker, taps=2)
+    make = functools.partial(Kronecker, kernel=(2, 2))
 
 
 def test_with_a_fixed_input_the_scale_is_exact_in_that_basis():

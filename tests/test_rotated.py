@@ -144,6 +144,63 @@ def test_few_rows_of_sequences_and_second_derivatives_are_the_same_as_with_weigh
     assert_same(*results)
 
 
+def test_a_second_derivative_through_fresh_noise_is_around_the_mean_even_if_later_calls_share_a_sample():
+    torch.manual_seed(0)
+    layer = nn.Linear(20, 30)
+    opt = en.NoisyEKFAC(
+        layer, num_data=10, likelihood=en.GaussianLikelihood(), eigenbasis=True, stats_every=10**6, eig_every=10**6
+    )
+    with opt.sampled_params():  # the first step takes statistics
+        opt.zero_grad()
+        opt.likelihood.nll(layer(torch.randn(60, 20)), torch.randn(60, 30)).backward()
+    opt.step()
+    mean = layer.weight.detach().clone()
+    x = torch.randn(2, 20, requires_grad=True)
+    with opt.sampled_params():
+        out = layer(x)
+        penalty = layer.weight.square().sum()  # from here on there is a sample that all share
+        (slope,) = torch.autograd.grad(out.sum() - 0.0 * penalty, x, create_graph=True)
+        (plain,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        torch.testing.assert_close(slope.detach(), plain)
+    assert mean.shape == layer.weight.shape
+
+
+def test_statistics_do_not_compute_gradients_by_weights(monkeypatch):
+    model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 25))
+    opt = en.NoisyEKFAC(model, num_data=10, likelihood=en.GaussianLikelihood(), eigenbasis=True, stats_every=1)
+    seen = []
+    backward = rotated._Rows.backward
+
+    def watched(ctx, *grads):
+        found = backward(ctx, *grads)
+        seen.append(found[3] is not None)
+        return found
+
+    monkeypatch.setattr(rotated._Rows, "backward", staticmethod(watched))
+    with opt.sampled_params():
+        opt.likelihood.nll(model(torch.randn(4, 20)), torch.randn(4, 25)).backward()
+    assert seen == [False, True, True]  # statistics need not go below the first layer's output
+    assert all(slot.keeper.weights_wanted for slot in opt.slots)
+
+
+def test_noise_for_every_example_works_under_autocast():
+    torch.set_default_dtype(torch.float32)
+    model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 25))
+    for method in (en.NoisyEKFAC, en.NoisyAdam):
+        opt = method(
+            model, num_data=10, likelihood=en.GaussianLikelihood(), noise="per-example", stats_every=2, lr=1e-3
+        )
+        for _ in range(4):
+            with opt.sampled_params():
+                opt.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = opt.likelihood.nll(model(torch.randn(6, 20)), torch.randn(6, 25))
+                loss.backward()
+                assert all(p.grad.dtype is torch.float32 and torch.isfinite(p.grad).all() for p in model.parameters())
+            opt.step()
+        del opt
+
+
 def test_a_fixed_input_is_the_same_as_with_weights():
     one, other = (build("vectors", eigenbasis=kept, fixed_inputs=["0", "2"]) for kept in (True, False))
     for opt, x, y in (one, other):
@@ -426,4 +483,5 @@ def test_large_decompositions_take_turns(monkeypatch):
 )
 def test_turns(monkeypatch, costs, every, stats_every, expected):
     monkeypatch.setattr("eigenoise.turns.AT_ONCE", 27)
-    assert turns(costs, every, stats_every) == expected
+    assert turns(costs, every, (stats_every, 10**9)) == expected
+    assert turns(costs, every, (10**9, stats_every)) == expected

@@ -26,7 +26,7 @@ def patches(lead, size, rows=40):
 
 def side(lead, size, updates=1):
     """One that has seen data and has a basis from it."""
-    made = TapSide(lead, size, TAPS, 1.0, {})
+    made = TapSide(lead, size, (C, TAPS), 1.0, {})
     for _ in range(updates):
         learn(made, patches(lead, size))
     return made
@@ -86,7 +86,7 @@ def test_moments_that_factorise_are_diagonal_in_the_basis(size):
     x = torch.zeros(TAPS * C, 1, size)  # whose moments are just that product
     x[:, 0, : TAPS * C] = body.mT * (TAPS * C) ** 0.5
     x[..., TAPS * C :] = 0.0
-    made = TapSide((), size, TAPS, 1.0, {})
+    made = TapSide((), size, (C, TAPS), 1.0, {})
     for _ in range(2):  # first the taps, then the channels of their modes
         learn(made, x, ema=1.0)
     inside = made.basis().mT @ (x[:, 0].mT @ x[:, 0] / (TAPS * C)) @ made.basis()
@@ -94,7 +94,7 @@ def test_moments_that_factorise_are_diagonal_in_the_basis(size):
 
 
 def test_it_is_cheaper_than_the_full_one():
-    full, factored = (KroneckerFactors((256, 2305), 1.0, {}, taps=taps) for taps in (None, 9))
+    full, factored = (KroneckerFactors((256, 2305), 1.0, {}, kernel=kernel) for kernel in (None, (256, 9)))
     assert factored.inputs.turn_cost * 8 < full.inputs.turn_cost
     assert factored.decomposition_cost * 50 < full.decomposition_cost
     full_size, factored_size = (sum(t.numel() for t in f.inputs.state("A", "in").values()) for f in (full, factored))
@@ -191,6 +191,17 @@ def test_a_checkpoint_of_the_other_basis_is_refused():
         full.load_state_dict(factored.state_dict())
 
 
+def test_a_convolution_of_one_tap_keeps_its_bias_apart():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2))
+    opt = en.EKFAC(model, num_data=90, likelihood=en.CategoricalLikelihood(), conv_basis="factored", stats_every=1)
+    train(opt, torch.randn(9, 3, 2, 2), torch.randint(2, (9,)), steps=2)
+    Q = opt.slots[0].fisher.factors.q_in
+    assert torch.equal(Q[-1], torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    assert not torch.allclose(Q, torch.eye(4))
+
+
 def test_the_name_of_a_basis_is_checked():
     with pytest.raises(ValueError, match="conv_basis must be one of 'full', 'factored', but 'taps' came"):
         en.NoisyEKFAC(network(), num_data=90, likelihood=en.CategoricalLikelihood(), conv_basis="taps")
+    with pytest.raises(ValueError, match="conv_basis is for K-FAC and EK-FAC"):
+        en.NoisyAdam(network(), num_data=90, likelihood=en.CategoricalLikelihood(), conv_basis="factored")

@@ -44,10 +44,9 @@ class Product:
         """A number that no entry's size exceeds: finite only if they all are."""
         return (self.left.abs().sum(-1) * self.right.abs().sum(-1)).sum()
 
-    @property
-    def is_small(self) -> bool:
-        """Whether it takes less memory than its value, and torch can add it to a matrix in one go."""
-        rows, p, n = *self.left.shape[-2:], self.right.shape[-1]
+    def is_small(self, beside: int = 0) -> bool:
+        """Whether it, with ``beside`` more rows, takes less memory than its value, and torch can add it in one go."""
+        rows, p, n = beside + self.left.shape[-2], self.left.shape[-1], self.right.shape[-1]
         return rows * (n if self.left is self.right else p + n) <= p * n and self.left.ndim <= 3
 
     @property
@@ -66,7 +65,7 @@ class PendingMean:
 
     def add(self, total: Tensor | Product, count: int) -> None:
         """Add a sum over ``count`` members."""
-        if isinstance(total, Product) and total.is_small:
+        if isinstance(total, Product) and total.is_small(beside=sum(p.left.shape[-2] for p in self.products)):
             self.products.append(total)
         else:
             value = total.value() if isinstance(total, Product) else total

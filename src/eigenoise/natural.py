@@ -143,7 +143,7 @@ class NaturalGradient(VariationalOptimizer):
             raise ValueError("fixed_inputs leaves no K-FAC eigenvalues to reset R to: use reinit_every=None")
         self._warned = False
         costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in self.slots]
-        self._turns = turns(costs, self.refresh_every, self.stats_every)
+        self._turns = turns(costs, self.refresh_every, (self.stats_every, self.scale_every))
 
     def _make_slot(self, treatment: Treatment) -> FisherSlot:
         layer = treatment.layer
@@ -153,7 +153,7 @@ class NaturalGradient(VariationalOptimizer):
             if layer.name in self.fixed_inputs:
                 options["fixed_input"] = True
             elif self.conv_basis == "factored" and isinstance(layer, ConvLayer):
-                options["taps"] = math.prod(layer.module.kernel_size)
+                options["kernel"] = (layer.params[0].shape[1], math.prod(layer.module.kernel_size))
             fisher = self.structure(layer.shape, **options)
         else:
             fisher = Diagonal(layer.shape, event_dims=len(layer.shape), **options)

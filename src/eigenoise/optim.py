@@ -28,6 +28,8 @@ class NoisyAdam(NaturalGradient):
     noisy = True
 
     def __init__(self, model: nn.Module, *, num_data: int, likelihood: Likelihood, **options: Any):
+        if options.get("conv_basis", "full") != "full":
+            raise ValueError("conv_basis is for K-FAC and EK-FAC: noisy Adam has no basis but that of the weights")
         super().__init__(model, Diagonal, num_data=num_data, likelihood=likelihood, **options)
 
 

@@ -88,6 +88,7 @@ class Keeper:
     Attributes:
         behind: whether the parameters' memory is older than the mean.
         inside: whether a block is running.
+        weights_wanted: whether a backward pass wants gradients by the weights; statistics want those by outputs only.
         fresh: if set, calls of the layer within the block add noise of their own for every example to the mean, until
             one of them prefers a shared sample.
     """
@@ -96,7 +97,7 @@ class Keeper:
         self.layer, self.basis, self.mean, self.sample = layer, basis, mean, sample
         self.behind = self.inside = False
         self.fresh: FreshNoise | None = None
-        self._attached: Tensor | None = None
+        self.weights_wanted = True
         self._formed: tuple[Tensor, ...] | None = None
 
     # Between blocks.
@@ -151,7 +152,7 @@ class Keeper:
         """The sample is gone, and a backward pass that comes too late is autograd's error."""
         if self.fresh is not None:
             self.sample.copy_(self.mean)  # around which the noise was drawn
-        self.inside, self._attached, self._formed, self.fresh = False, None, None, None
+        self.inside, self._formed, self.fresh = False, None, None
         self.sample[:0].zero_()  # moves its version on
 
     def look(self, param: Tensor) -> Tensor:
@@ -160,13 +161,6 @@ class Keeper:
             self.show()
             return param
         return self.formed()[next(i for i, own in enumerate(self.layer.params) if own is param)]
-
-    def attached(self) -> Tensor:
-        """The sample in the basis, or the mean if noise is drawn for each example; gradients go to the parameters."""
-        if self._attached is None or (torch.is_grad_enabled() and not self._attached.requires_grad):
-            matrix = self.sample if self.fresh is None else self.mean
-            self._attached = _Attach.apply(self.layer, matrix, *self.layer.params)
-        return self._attached
 
     def formed(self) -> tuple[Tensor, ...]:
         """The sample in the shapes of the parameters; their gradients are rotated on the way."""
@@ -183,7 +177,7 @@ class Keeper:
         if self.fresh is not None and self.fresh.share is not None:
             with torch.no_grad(), full_precision(self.sample.device):
                 self.fresh.share()
-            self.fresh = self._attached = None
+            self.fresh = None
 
     def linear(self, x: Tensor, *, bias: bool) -> Tensor:
         """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
@@ -256,13 +250,18 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient's product with the sample, and its products with the columns of each parameter."""
-        (g,), (a, matrix) = grads, ctx.saved_tensors
-        if torch.is_grad_enabled():  # it will be differentiated again, by the parameters too
-            matrix = ctx.keeper.attached()
-        below = g @ matrix if ctx.needs_input_grad[0] else None
-        outputs = g.reshape(-1, g.shape[-1]).mT  # (p, rows)
-        columns = ctx.keeper.layer.views(a.reshape(-1, a.shape[-1]))
-        return below, None, None, *(outputs @ part for part in columns)
+        keeper = ctx.keeper
+        a, matrix = ctx.saved_tensors
+        with full_precision(matrix.device):
+            g = grads[0].to(matrix.dtype)
+            if torch.is_grad_enabled():  # it will be differentiated again, by the parameters too
+                matrix = _Attach.apply(keeper.layer, matrix, *keeper.layer.params)
+            below = (g @ matrix).to(a.dtype) if ctx.needs_input_grad[0] else None
+            if not keeper.weights_wanted:
+                return below, None, None, *(None for _ in keeper.layer.params)
+            outputs = g.reshape(-1, g.shape[-1]).mT  # (p, rows)
+            columns = keeper.layer.views(a.to(matrix.dtype).reshape(-1, a.shape[-1]))
+            return below, None, None, *(outputs @ part for part in columns)
 
 
 class _Attach(torch.autograd.Function):

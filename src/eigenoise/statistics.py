@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -152,7 +153,14 @@ class Statistics:
         examples = f.shape[0] if self.likelihood.stack is None else terms
         if self.fisher == "empirical":
             return self._from_training_gradient(self.capture.calls_behind(f), examples, terms)
-        used, bare = self.capture.backward(f, self._vectors(f.detach()))
+        keepers = [slot.keeper for slot in self.slots if slot.keeper is not None]
+        for keeper in keepers:
+            keeper.weights_wanted = False
+        try:
+            used, bare = self.capture.backward(f, self._vectors(f.detach()))
+        finally:
+            for keeper in keepers:
+                keeper.weights_wanted = True
 
         def backpropagated(scale: Tensor) -> None:
             self._take_in(used, examples, bare, terms)
@@ -207,8 +215,8 @@ class Statistics:
             self.seen.add(slot.name)
             t = positions(calls, examples)
             few = max(1, round(self.fraction * examples))
-            many = min(examples, max(few, -(-ENOUGH // t)))
-            size = max(1, AT_ONCE // (t * slot.layer.shape[-1])) if slot.layer.unfolds else examples
+            many = few if slot.fisher.factors is None else min(examples, max(few, -(-ENOUGH // t)))
+            size = self._at_once(calls, examples, t)
             for first, last, scale in ((0, few, self._scale), (few, many, False)):
                 for start in range(first, last if scale or self._factors else first, size):
                     stop = min(start + size, last)
@@ -222,3 +230,12 @@ class Statistics:
                 if self._scale:
                     assert isinstance(slot.fisher, Diagonal)
                     slot.fisher.update_from_sum(total, terms)
+
+    @staticmethod
+    def _at_once(calls: Used, examples: int, positions: int) -> int:
+        """How many examples of a layer are looked at at once: all, unless unfolding them would take much memory."""
+        layer = calls[0][0].layer
+        if not layer.unfolds or any(call.x.shape[0] % examples for call, _ in calls):  # rows cannot be told apart
+            return examples
+        *lead, _, n = layer.shape
+        return max(1, AT_ONCE // (positions * math.prod(lead) * n))

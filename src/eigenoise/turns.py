@@ -8,18 +8,18 @@ from collections.abc import Sequence
 AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
 
 
-def turns(costs: Sequence[float], every: int, stats_every: int) -> dict[int, list[int]]:
+def turns(costs: Sequence[float], every: int, stats_every: Sequence[int]) -> dict[int, list[int]]:
     """Places in a cycle of ``every`` steps where decompositions are due, each with the indices of its layers.
 
     Statistics are due at the first place too, so it gets no more than a quarter of what others may get; the others are
-    where no statistics are due, unless they are at every step. Layers keep their order.
+    where no statistics are due in the first cycle, unless they are at every step. Layers keep their order.
 
     Args:
         costs: of each layer's decompositions, n³.
         every: steps in a cycle.
-        stats_every: statistics are due at multiples of it.
+        stats_every: statistics are due at multiples of these.
     """
-    later = (place for place in range(1, every) if place % stats_every or stats_every == 1)
+    later = (place for place in range(1, every) if min(stats_every) == 1 or all(place % k for k in stats_every))
     places = [0, *itertools.islice(later, len(costs))]
     limit = max(AT_ONCE, *costs, sum(costs) / (len(places) - 0.75))
     groups: list[list[int]] = [[]]

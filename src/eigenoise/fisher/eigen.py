@@ -28,7 +28,7 @@ class Eigen(Fisher):
         damping_form: what ``reinitialise`` sets R to: the K-FAC eigenvalues (``"exact"``), or so that R + γ_in is
             what K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
         fixed_input: Q_A stays the identity; R is exact in that basis too, and nothing is turned on that side.
-        taps: of a convolution's kernel, for a factored Q_A, see ``taps``; R is exact in that basis too.
+        kernel: channels and taps of a convolution, for a factored Q_A, see ``taps``; R is exact in that basis too.
         **options: as for ``Fisher``.
     """
 
@@ -38,12 +38,12 @@ class Eigen(Fisher):
         *,
         damping_form: str = "exact",
         fixed_input: bool = False,
-        taps: int | None = None,
+        kernel: tuple[int, int] | None = None,
         **options: Any,
     ):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input, taps)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input, kernel)
         self.R = torch.full(self.shape, self.init, **self.options)
         self._R = PendingMean()
 

@@ -42,11 +42,16 @@ class KroneckerFactors:
         init: S⊗A starts as this times the identity.
         options: dtype and device.
         fixed_input: Q_A stays the identity, and A is not looked at.
-        taps: of a convolution's kernel, if Q_A is to be factored into one basis for them and some for channels.
+        kernel: channels and taps of a convolution, if Q_A is to be factored into bases for taps and for channels.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], init: float, options: dict, fixed_input: bool = False, taps: int | None = None
+        self,
+        shape: tuple[int, ...],
+        init: float,
+        options: dict,
+        fixed_input: bool = False,
+        kernel: tuple[int, int] | None = None,
     ):
         *some, p, n = shape
         lead, start = tuple(some), init**0.5  # so that S⊗A starts as init·I
@@ -54,10 +59,10 @@ class KroneckerFactors:
         self.inputs: FullSide | FixedSide | TapSide
         if fixed_input:
             self.inputs = FixedSide(lead, n, start, options)
-        elif taps is None:
+        elif kernel is None:
             self.inputs = FullSide(lead, n, start, options)
         else:
-            self.inputs = TapSide(lead, n, taps, start, options)
+            self.inputs = TapSide(lead, n, kernel, start, options)
 
     def update(self, a: Tensor, g: Tensor, terms: int) -> None:
         """Take in ``a (..., b, t, n)`` and ``g (..., [v,] b, t, p)``."""

@@ -23,14 +23,21 @@ class Kronecker(Fisher):
         damping_form: ``"exact"`` adds γ to each product of eigenvalues (eq. 11, first line; the posterior is then
             eigenvalue-corrected); ``"factored"`` splits √γ between the factors with π (second line; the posterior is a
             matrix normal, and most directions get more precision than γ would give them).
-        taps: of a convolution's kernel, for a factored Q_A, see ``taps``.
+        kernel: channels and taps of a convolution, for a factored Q_A, see ``taps``.
         **options: as for ``Fisher``.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, damping_form: str = "exact", taps: int | None = None, **options: Any):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        damping_form: str = "exact",
+        kernel: tuple[int, int] | None = None,
+        **options: Any,
+    ):
         super().__init__(shape, **options)
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
-        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, taps=taps)
+        self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, kernel=kernel)
 
     def update(
         self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True

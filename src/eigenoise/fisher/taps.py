@@ -92,13 +92,13 @@ class TapSide:
     Args:
         lead: leading dimensions, the groups.
         size: k = c·taps, and one more with a bias.
-        taps: of the kernel.
+        kernel: c and taps.
         start: the moments start as this times the identity.
         options: dtype and device.
     """
 
-    def __init__(self, lead: tuple[int, ...], size: int, taps: int, start: float, options: dict):
-        c = size // taps
+    def __init__(self, lead: tuple[int, ...], size: int, kernel: tuple[int, int], start: float, options: dict):
+        c, taps = kernel
         eyes = [torch.eye(k, **options).repeat(*more, 1, 1) for k, more in ((taps, lead), (c, (*lead, taps)))]
         self.q = TapBasis(*eyes)
         self.tap_moments, self.moments = start * c * eyes[0], start * eyes[1]
