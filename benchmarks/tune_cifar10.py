@@ -5,7 +5,7 @@ training set; the best log-likelihood wins. Test images are not used.
 
     python benchmarks/tune_cifar10.py [--data FOLDER] [--method noisy-ekfac,sgd] [--setting D+B] [--steps 300]
 
-What was done before is not done again; a table of all candidates and the winners is written beside the results.
+What was done before is not done again. The end is a table of all candidates, the best of each method and setting marked.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eigenoise import atomic
+from eigenoise.runs import finished
 from eigenoise.vision.recipes import SETTINGS, Setting
-from eigenoise.vision.study import Run, run_cifar10
+from eigenoise.vision.study import FORMAT, Run, run_cifar10
 
 OUT = Path(__file__).parent / "results" / "cifar10_tuning"
 POINT = [{"lr": lr} for lr in (0.02, 0.05, 0.1)]
@@ -64,6 +65,23 @@ def main() -> None:
                 progress.console.print(f"{method} {setting.name} {label(options)}: {error}")
             progress.remove_task(task)
             progress.advance(total)
+    for method, setting in dict.fromkeys((m, s) for m, s, _ in wanted):
+        show_candidates(method, setting, args.steps)
+
+
+def show_candidates(method: str, setting: Setting, steps: int) -> None:
+    """Held-out log-likelihoods; the scores are of averaged samples where there are some."""
+    found = {}
+    for options in CANDIDATES[method]:
+        run = run_of(method, setting, options, steps)
+        result = finished(OUT / label(options) / f"{run.name}.json", run.settings(), FORMAT)
+        if result is not None:
+            scores = result["scores"].get("samples", result["scores"]["mean"])
+            found[label(options)] = (-scores["nll"], scores["accuracy"])
+    best = max(found, default=None, key=lambda name: found[name][0])
+    for name, (likelihood, accuracy) in found.items():
+        mark = "  <- best" if name == best else ""
+        print(f"{method:12} {setting.name:6} {name:28} {likelihood:.4f}  {accuracy:.1%}{mark}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -98,9 +99,13 @@ def test_settled_averages_are_those_of_the_batches_with_the_weights_of_now():
     torch.testing.assert_close(model[1].running_var, torch.stack([f.var(0) for f in outputs]).mean(0))
     assert not any(module.training for module in model.modules())
     assert model[1].momentum == 0.3
+    settled = model[1].running_mean.clone()
     with pytest.raises(ValueError, match="batches must hold at least one"):
         settle_batch_norm(model, [])
+    with pytest.raises(RuntimeError):
+        settle_batch_norm(model, [torch.randn(50, 3), torch.randn(50, 4)])
     assert model[1].momentum == 0.3
+    assert torch.equal(model[1].running_mean, settled)
 
 
 def test_settling_without_batch_norm_runs_nothing():
@@ -277,7 +282,8 @@ def test_a_run_writes_its_result_and_is_not_done_twice(cache, tmp_path):
         run_cifar10(run(), out, cache)
 
 
-def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path):
+@pytest.mark.parametrize("kind", ["term", "interrupt"])
+def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path, kind):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     whole.mkdir()
     halves.mkdir()
@@ -285,7 +291,7 @@ def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path):
 
     def stop(t):
         if len(t.curve) == 2:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM if kind == "term" else signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         run_cifar10(run(setting=BOTH), halves, cache, on_step=stop)
@@ -297,6 +303,41 @@ def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path):
     assert found["curve"] == wanted["curve"]
     assert found["scores"] == wanted["scores"]
     assert [p.name for p in halves.iterdir()] == ["noisy-ekfac-D+B-0.json"]
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step_but_a_second_does_not(cache, tmp_path, monkeypatch):
+    steps = []
+    whole = Training._step
+
+    def interrupted(self):
+        if len(self.curve) == 1:
+            signal.raise_signal(signal.SIGINT)
+            if steps:
+                signal.raise_signal(signal.SIGINT)
+        return whole(self)
+
+    monkeypatch.setattr(Training, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_cifar10(run(), tmp_path, cache, on_step=lambda t: None)
+    checkpoint = tmp_path / ".noisy-ekfac-plain-0.checkpoint"
+    assert len(torch.load(checkpoint, weights_only=True)["state"]["curve"]) == 2
+    checkpoint.unlink()
+    steps.append(1)
+    with pytest.raises(KeyboardInterrupt):
+        run_cifar10(run(), tmp_path, cache)
+    assert not checkpoint.exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_results_that_do_not_compare_are_not_put_into_one_table(tmp_path):
+    def settings(**more):
+        return {"settings": {**run(**more).settings()}}
+
+    show.check_comparable([settings(), settings(seed=1), settings(method="sgd", setting=BOTH)], "here")
+    with pytest.raises(ValueError, match="results in here differ in steps, width: choose another folder"):
+        show.check_comparable([settings(), settings(seed=1, steps=9, width=0.1)], "here")
+    with pytest.raises(ValueError, match="of one method and setting differ in options"):
+        show.check_comparable([settings(), settings(seed=1, options={"lr": 1.0})], "here")
 
 
 def test_a_damaged_checkpoint_is_left_alone(cache, tmp_path):
@@ -337,6 +378,8 @@ def test_runs_that_cannot_be_are_refused(cache, tmp_path):
         ({"train_size": 50_001}, "train_size must be at most 50,000, but 50,001 came"),
         ({"train_size": 10}, "batch_size must be at most train_size, 10"),
         ({"width": 0.0}, "width must be"),
+        ({"method": "sgd", "options": {"conv_basis": "full"}}, "conv_basis is for K-FAC and EK-FAC, not for sgd"),
+        ({"options": {"conv_basis": "half"}}, "conv_basis must be one of"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             run(**bad)
@@ -344,6 +387,8 @@ def test_runs_that_cannot_be_are_refused(cache, tmp_path):
         run_cifar10(run(), tmp_path, cache, device="cuda:7")
     with pytest.raises(ValueError, match="is not there"):
         run_cifar10(run(), tmp_path, cache, device="toaster")
+    with pytest.raises(ValueError, match="is not there"):
+        run_cifar10(run(), tmp_path, cache, device="meta")
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -429,6 +474,7 @@ def test_the_command_trains_shows_tables_and_writes_files(cache, tmp_path):
         (["--device", "cuda:9"], "is not there"),
         (["--batch-size", "65"], "batch_size must be at most train_size"),
         (["--data", "/nowhere"], "could not be downloaded"),
+        (["--method", "noisy-ekfac,sgd", "--conv-basis", "full"], "not for sgd"),
         (["--conv-basis", "half"], "conv_basis must be one of"),
         (["--method", "sgd", "--conv-basis", "full"], "conv_basis"),
     ],

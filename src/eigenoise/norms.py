@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def settle_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Set the running averages of every batch norm to their means over ``batches``, with the weights of now.
 
-    A model without batch norm is not run. Training mode and momenta are left as they were.
+    A model without batch norm is not run. Training mode and momenta are left as they were, and so are the averages if
+    something goes wrong.
 
     Raises:
         ValueError: if there are no batches.
@@ -27,16 +28,24 @@ def settle_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     if not norms:
         return
     modes, momenta = [module.training for module in model.modules()], [norm.momentum for norm in norms]
+    before = [[buffer.clone() for buffer in norm.buffers()] for norm in norms]
     for module in model.modules():
         module.training = isinstance(module, _BatchNorm)
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # all batches count alike
     try:
+        count = 0
         for x in batches:
             model(x)
-        if not int(norms[0].num_batches_tracked):  # type: ignore[arg-type]
+            count += 1
+        if not count:
             raise ValueError("batches must hold at least one")
+    except BaseException:
+        for norm, buffers in zip(norms, before, strict=True):
+            for own, old in zip(norm.buffers(), buffers, strict=True):
+                own.copy_(old)
+        raise
     finally:
         for module, mode in zip(model.modules(), modes, strict=True):
             module.training = mode

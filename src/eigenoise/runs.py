@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,7 @@ def resume(path: Path, marks: str, take_over: Callable[[dict[str, Any]], None]) 
     if not path.exists():
         return 0.0
     try:
-        kept = torch.load(path, weights_only=True)
+        kept = torch.load(path, map_location="cpu", weights_only=True)
         same = kept["settings"] == marks
         if same:
             take_over(kept["state"])
@@ -75,3 +78,27 @@ def resume(path: Path, marks: str, take_over: Callable[[dict[str, Any]], None]) 
     raise ValueError(
         f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
     )
+
+
+@contextmanager
+def stops() -> Iterator[list[int]]:
+    """A list that an interrupt or a request to end is put into, so that a step can be finished first.
+
+    A second interrupt is raised at once. Only the main thread hears signals; in others the list stays empty.
+    """
+    asked: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -50,9 +50,8 @@ def cifar10(
     import torch
 
     from eigenoise import atomic, checks
-    from eigenoise.vision import show
+    from eigenoise.vision import show, study
     from eigenoise.vision.recipes import METHODS, Setting
-    from eigenoise.vision.study import Run
 
     torch.set_num_threads(threads)
     terminal = console()
@@ -61,15 +60,20 @@ def cifar10(
     try:
         if steps is not None and epochs is not None:
             raise ValueError("give --steps or --epochs, not both")
+        if epochs is not None:
+            checks.number("--epochs", epochs)
         count = steps or max(1, round((10.0 if epochs is None else epochs) * train_size / batch_size))
         wanted = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         common = {"train_size": train_size, "batch_size": batch_size, "samples": samples, "seed": seed}
         common |= {"corrupted": corrupted}
         todo = [
-            Run(name, Setting(aug, bn), count, width=width, validate=validate, options=options, **common)
+            study.Run(name, Setting(aug, bn), count, width=width, validate=validate, options=options, **common)
             for name in wanted
         ]
         atomic.folder(out)
+        show.check_comparable([*show.collect(out), *({"settings": run.settings()} for run in todo)], str(out))
+        for run in todo:  # whatever is wrong with old results of any is said before the first begins
+            study.check(run, out, resume)
         _run_cifar10(todo, out, folder, device, resume, terminal)
         for grid in show.grids(show.collect(out)):
             terminal.print(rich_table(grid))
@@ -78,7 +82,7 @@ def cifar10(
     except checks.NotFiniteError as error:
         typer.echo(f"eigenoise cifar10: diverged: {error}", err=True)
         raise typer.Exit(1) from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
         typer.echo(f"eigenoise cifar10: {error}", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:

@@ -62,7 +62,7 @@ def data_fetch(
                     fetch_uci(file)
             else:
                 year_splits()  # says where to get it if it is not there
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         typer.echo(f"eigenoise data fetch: {error}", err=True)
         raise typer.Exit(2) from error
 

@@ -78,8 +78,13 @@ def is_here(name: str, folder: str | os.PathLike | None = None) -> bool:
     """Whether a set, ``"cifar10"`` or one of ``OTHERS``, is in the cache."""
     cache = cache_folder(folder)
     if name == "cifar10":
-        return all((cache / CIFAR10_FOLDER / file).is_file() for file in CIFAR10_FILES)
+        return all((_home(cache) / file).is_file() for file in CIFAR10_FILES)
     return (cache / OTHERS[name]).is_file()
+
+
+def _home(cache: Path) -> Path:
+    """The folder of the six files: one in the cache, or the cache itself."""
+    return cache if (cache / "test_batch.bin").is_file() else cache / CIFAR10_FOLDER
 
 
 def cifar10(folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
@@ -95,7 +100,7 @@ def cifar10(folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
         DataFileError: if files are missing and cannot be had, or are damaged.
     """
     cache = cache_folder(folder)
-    home = cache if (cache / "test_batch.bin").is_file() else cache / CIFAR10_FOLDER
+    home = _home(cache)
     if not all((home / name).is_file() for name in CIFAR10_FILES):
         _unpack(fetch(CIFAR10_URL, cache / "cifar-10-binary.tar.gz", CIFAR10_HASH), home)
     parts = []
@@ -119,14 +124,16 @@ def other(name: str, folder: str | os.PathLike | None = None) -> Tensor:
         raise DataFileError(f"{name} is not in the cache: put its test part at {path}")
     try:
         return _fashion(path) if name == "fashion-mnist" else _svhn(path)
+    except ImportError:
+        raise
     except Exception as error:  # whatever a reader of foreign formats may raise
         raise DataFileError(f"{path} cannot be read: {error}; delete it and fetch it again") from error
 
 
 def _unpack(archive: Path, home: Path) -> None:
     """Write the six files, and only them, whatever else an archive may hold and wherever it would put it."""
-    home.mkdir(parents=True, exist_ok=True)
     try:
+        home.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive, "r:gz") as tar:
             for name in CIFAR10_FILES:
                 member = tar.getmember(f"{CIFAR10_FOLDER}/{name}")

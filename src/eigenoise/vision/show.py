@@ -36,6 +36,22 @@ def collect(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def check_comparable(results: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Raise ValueError if results differ in more than method, setting and seed, or seeds in anything else."""
+    budgets, recipes = {}, {}
+    for result in results:
+        own = dict(result["settings"])
+        cell = own.pop("method"), own.pop("setting")
+        del own["seed"]
+        recipes[json.dumps([*cell, own.pop("options")])] = cell
+        budgets[json.dumps(own)] = own
+    if len(budgets) > 1:
+        keys = [key for key in next(iter(budgets.values())) if len({str(own.get(key)) for own in budgets.values()}) > 1]
+        raise ValueError(f"results in {where} differ in {', '.join(keys)}: choose another folder")
+    if len(recipes) > len(set(recipes.values())):
+        raise ValueError(f"results in {where} of one method and setting differ in options: choose another folder")
+
+
 def by_method(results: Sequence[Mapping[str, Any]]) -> Table:
     """Results by method and setting, in the order of the paper's table."""
     table: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
@@ -98,7 +114,8 @@ def _grid(table: Table, key: str, other: str | None = None) -> Grid:
         cells = []
         for name in settings:
             scores = [result["scores"][way][key] for result in table[method].get(name, ())]
-            values = [factor * (score if other is None else score.get(other, np.nan)) for score in scores]
+            picked = scores if other is None else [score[other] for score in scores if other in score]
+            values = [factor * score for score in picked]
             paper = PAPER_ACCURACY.get(method, {}).get(name) if key == "accuracy" and is_best and values else None
             cells.append(_cell(values, digits) + ("" if paper is None else f" ({paper:.2f})"))
             means.append(float(np.mean(values)) if values else np.nan)

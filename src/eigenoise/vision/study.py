@@ -15,6 +15,7 @@ import torch
 
 from eigenoise import atomic, checks, models, runs
 from eigenoise.data import Images, images
+from eigenoise.natural import CONV_BASES
 from eigenoise.vision.recipes import METHODS, Setting, recipe
 from eigenoise.vision.scores import corrupted, evaluate
 from eigenoise.vision.training import Training
@@ -64,6 +65,9 @@ class Run:
         checks.integer("batch_size", self.batch_size, low=2)
         checks.integer("corrupted", self.corrupted, low=0)
         checks.number("width", self.width, open_low=True)
+        if "conv_basis" in self.options and not self.method.endswith("kfac"):
+            raise ValueError(f"conv_basis is for K-FAC and EK-FAC, not for {self.method}")
+        checks.choice("conv_basis", self.options.get("conv_basis", "full"), CONV_BASES)
         most = TRAIN_SIZE - HELD_OUT * self.validate
         if self.train_size > most:
             raise ValueError(f"train_size must be at most {most:,}, but {self.train_size:,} came")
@@ -109,13 +113,12 @@ def run_cifar10(
         DataFileError: if data is missing or damaged.
     """
     result, checkpoint = out / f"{run.name}.json", out / f".{run.name}.checkpoint"
-    done = runs.finished(result, run.settings(), FORMAT)
+    done = check(run, out, resume)
     if done is not None:
         return done
-    if checkpoint.exists() and not resume:
-        raise ValueError(f"{checkpoint} is a stopped run: go on with --resume, or delete it to start anew")
     target = existing_device(device)
     train, test = parts(run, folder)
+    strange = {name: images.other(name, folder) for name in images.OTHERS if images.is_here(name, folder)}
     torch.manual_seed(run.seed)
     model = models.VGG16(width=run.width, batch_norm=run.setting.batch_norm).to(target)
     training = Training(
@@ -131,7 +134,6 @@ def run_cifar10(
     marks = json.dumps({**run.settings(), "device": target.type})
     seconds = runs.resume(checkpoint, marks, training.load_state_dict)
     seconds = _train(training, checkpoint, marks, seconds, on_step)
-    strange = {name: images.other(name, folder) for name in images.OTHERS if images.is_here(name, folder)}
     damaged = corrupted(test, run.corrupted) if run.corrupted else {}
     content = {
         "format": FORMAT,
@@ -146,6 +148,19 @@ def run_cifar10(
     atomic.write_json(result, content)
     checkpoint.unlink(missing_ok=True)
     return json.loads(json.dumps(content))
+
+
+def check(run: Run, out: Path, resume: bool) -> dict[str, Any] | None:
+    """The result of ``run`` if it is in ``out`` already, else None.
+
+    Raises:
+        ValueError: if there are files of another run, or a checkpoint that is not to be gone on with.
+    """
+    done = runs.finished(out / f"{run.name}.json", run.settings(), FORMAT)
+    checkpoint = out / f".{run.name}.checkpoint"
+    if done is None and checkpoint.exists() and not resume:
+        raise ValueError(f"{checkpoint} is a stopped run: go on with --resume, or delete it to start anew")
+    return done
 
 
 def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
@@ -174,7 +189,7 @@ def existing_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).item()
     except Exception as error:
         there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         reason = str(error).splitlines()[0]
@@ -183,21 +198,19 @@ def existing_device(name: str) -> torch.device:
 
 
 def _train(training: Training, checkpoint: Path, marks: str, seconds: float, on_step: OnStep) -> float:
-    """Train to the end, or save where it was stopped; the seconds so far."""
+    """Train to the end, or save after the step in which it was stopped; the seconds so far."""
     last = began = time.monotonic()
 
     def save() -> None:
         runs.save(checkpoint, marks, training.state_dict(), seconds + time.monotonic() - began)
 
-    try:
+    with runs.stops() as asked:
         for _ in training.run():
             on_step(training)
-            if time.monotonic() - last > CHECKPOINT_SECONDS:
+            if asked or time.monotonic() - last > CHECKPOINT_SECONDS:
                 save()
                 last = time.monotonic()
-    except KeyboardInterrupt:
-        if training.curve:
-            save()
-        raise
+            if asked:
+                raise KeyboardInterrupt
     save()  # the test may take long, and may be stopped
     return seconds + time.monotonic() - began

@@ -74,10 +74,10 @@ class Training:
             self.curve.append(self._step())
             yield len(self.curve)
 
-    def batches(self, count: int, size: int | None = None) -> Iterator[Tensor]:
-        """The first ``count`` batches of images, normalised, not augmented."""
-        size = size or self.batch_size
-        for part in self.images.x[: count * size].split(size):
+    def batches(self, count: int) -> Iterator[Tensor]:
+        """The first ``count`` whole batches of images, or as many as there are, normalised, not augmented."""
+        whole = min(count, len(self.images) // self.batch_size) * self.batch_size
+        for part in self.images.x[:whole].split(self.batch_size):
             yield self.normalise(part)
 
     def _step(self) -> tuple[float, float]:
