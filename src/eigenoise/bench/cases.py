@@ -69,7 +69,7 @@ def _vgg(batch_norm: bool = False) -> Case:
         lambda: models.VGG16(width=0.5, batch_norm=batch_norm),
         torch.randn(128, 3, 32, 32),
         options={"stats_fraction": 1 / 8},
-        steps=3,
+        steps=2,
     )
 
 

@@ -13,7 +13,7 @@ import torch
 
 import eigenoise as en
 from eigenoise import models
-from eigenoise.bench.measure import seconds_of_each_kind
+from eigenoise.bench.measure import seconds_of_each_kind, warm_up
 from eigenoise.bench.steps import CYCLE, STATS_EVERY, Stepper
 
 
@@ -110,6 +110,7 @@ def measure(axis: Axis, rounds: int) -> Iterator[tuple[int, dict[str, float]]]:
     for size in axis.sizes:
         torch.manual_seed(0)
         stepper = axis.make(size)
+        warm_up(stepper)
         found = [seconds_of_each_kind(stepper) for _ in range(rounds)]
         yield size, {kind: 1e3 * statistics.median(one[kind] for one in found) for kind in found[0]}
 

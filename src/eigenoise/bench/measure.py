@@ -40,7 +40,7 @@ def ratios(
     steppers = {name: one for name, one in made.items() if isinstance(one, Stepper)}
     reasons = {name: one for name, one in made.items() if isinstance(one, str)}
     for stepper in (base, *steppers.values()):
-        _warm_up(stepper)
+        warm_up(stepper)
     found: dict[str, dict[str, list[float]]] = {name: {} for name in steppers}
     sgd_times = [_time(base, case.steps, 0)]
     for _ in range(rounds):
@@ -80,7 +80,6 @@ def _try(make: Callable[[Case], Stepper], case: Case) -> Stepper | str:
 
 def seconds_of_each_kind(stepper: Stepper) -> dict[str, float]:
     """Seconds of a ``plain`` step, and of what ``statistics`` and a whole new ``basis`` cost on top of one."""
-    _warm_up(stepper)
     times = {kind: _time(stepper, 3 if kind == "plain" else 1, place) for kind, (place, _) in stepper.kinds().items()}
     plain, with_statistics = times["plain"], times["statistics"]
     found = {"plain": plain, "statistics": with_statistics - plain, "basis": 0.0}
@@ -90,7 +89,7 @@ def seconds_of_each_kind(stepper: Stepper) -> dict[str, float]:
     return found
 
 
-def _warm_up(stepper: Stepper) -> None:
+def warm_up(stepper: Stepper) -> None:
     """One step of each kind, the first of all included."""
     stepper.step()
     for place, _ in stepper.kinds().values():
