@@ -5,7 +5,7 @@ training set; the best log-likelihood wins. Test images are not used.
 
     python benchmarks/tune_cifar10.py [--data FOLDER] [--method noisy-ekfac,sgd] [--setting D+B] [--steps 300]
 
-What was done before is not done again. In the end all candidates are listed, the best of each method and setting marked.
+What was done before is not done again. In the end all candidates are listed, the best of each cell marked.
 """
 
 from __future__ import annotations
