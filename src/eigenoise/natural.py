@@ -66,7 +66,7 @@ class NaturalGradient(VariationalOptimizer):
             to gain by it. Between a block and its step their ``.grad`` is in that basis.
         noise: ``"shared"``, one weight sample for the whole batch; ``"per-example"``: each row that a Linear layer sees
             gets weights of its own, exactly, by drawing the layer's output, and convolutions draw for every place as
-            if weights were independent; ``"auto"``: per example where that costs no more, in large Linear layers
+            if weights were independent; ``"auto"``: per example where that costs about as much, in large Linear layers
             that see fewer rows than they have outputs, else shared. Steps with statistics, and predictions, always
             share a sample.
         conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
