@@ -14,6 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import eigenoise as en
+from eigenoise import runs
 from eigenoise.cli import app
 from eigenoise.data import Images, images
 from eigenoise.norms import settle_batch_norm
@@ -51,6 +52,14 @@ def cache(tmp_path, monkeypatch):
         known[name] = hashlib.sha256(content).hexdigest()
     monkeypatch.setattr(images, "CIFAR10_FILES", known)
     return home.parent
+
+
+@pytest.fixture
+def hears():
+    """Interrupts are heard as in a terminal, even if the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def some_images(count=80):
@@ -283,7 +292,7 @@ def test_a_run_writes_its_result_and_is_not_done_twice(cache, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["term", "interrupt"])
-def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path, kind):
+def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path, hears, kind):
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     whole.mkdir()
     halves.mkdir()
@@ -305,7 +314,7 @@ def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path, kind):
     assert [p.name for p in halves.iterdir()] == ["noisy-ekfac-D+B-0.json"]
 
 
-def test_an_interrupt_waits_for_the_end_of_a_step_but_a_second_does_not(cache, tmp_path, monkeypatch):
+def test_an_interrupt_waits_for_the_end_of_a_step_but_a_second_does_not(cache, tmp_path, hears, monkeypatch):
     steps = []
     whole = Training._step
 
@@ -327,6 +336,15 @@ def test_an_interrupt_waits_for_the_end_of_a_step_but_a_second_does_not(cache, t
         run_cifar10(run(), tmp_path, cache)
     assert not checkpoint.exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_is_ignored_stays_ignored(hears):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with runs.stops() as asked:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+    assert asked == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_results_that_do_not_compare_are_not_put_into_one_table(tmp_path):
