@@ -123,8 +123,7 @@ def test_settling_without_batch_norm_runs_nothing():
 
 def test_each_weight_sample_has_batch_norm_of_its_own_and_all_is_put_back():
     one = training(setting=Setting(False, True), kl_weight=1.0)
-    for _ in one.run():
-        pass
+    list(one.run())
     before = {name: buffer.clone() for name, buffer in one.model.named_buffers()}
     weights = [p.detach().clone() for p in one.model.parameters()]
     seen = []
@@ -145,8 +144,7 @@ def test_each_weight_sample_has_batch_norm_of_its_own_and_all_is_put_back():
 
 def test_averages_gathered_in_training_would_be_off():
     one = training(setting=Setting(False, True), steps=10, kl_weight=1.0)
-    for _ in one.run():
-        pass
+    list(one.run())
     norm = next(m for m in one.model.modules() if isinstance(m, nn.BatchNorm2d))
     gathered = norm.running_var.clone()
     settle_batch_norm(one.model, one.batches(4))
@@ -203,14 +201,12 @@ def test_sgd_is_on_the_log_posterior_of_the_same_prior():
 @pytest.mark.parametrize("method", ["sgd", "noisy-ekfac", "bbb"])
 def test_a_training_that_is_resumed_is_the_same_bit_for_bit(method):
     whole, first, second = (training(method, BOTH) for _ in range(3))
-    for _ in whole.run():
-        pass
+    list(whole.run())
     for done in first.run():
         if done == 3:
             break
     second.load_state_dict(first.state_dict())
-    for _ in second.run():
-        pass
+    list(second.run())
     assert second.curve == whole.curve
     for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
