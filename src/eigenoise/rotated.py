@@ -179,7 +179,7 @@ class Keeper:
                 self.fresh.share()
             self.fresh = None
 
-    def linear(self, x: Tensor, *, bias: bool) -> Tensor:
+    def linear(self, x: Tensor) -> Tensor:
         """W·[x; 1] for rows ``x (..., n)``, done in the basis where that costs less than forming W."""
         p, n = self.sample.shape[-2:]
         rows = x.numel() // max(1, x.shape[-1])
@@ -365,6 +365,6 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         keeper = weight._keeper
         own = len(keeper.layer.params) > 1
         if type(input) is not Rotated and (bias is keeper.layer.params[1] if own else type(bias) is not Rotated):
-            out = keeper.linear(input, bias=own)
+            out = keeper.linear(input)
             return out if own or bias is None else out + bias
     return functional.linear(*(_look(t) if isinstance(t, Rotated) else t for t in (input, weight, bias)))  # type: ignore[arg-type]
