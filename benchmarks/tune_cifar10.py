@@ -84,19 +84,28 @@ def main() -> None:
         show_candidates(method, setting)
 
 
-def show_candidates(method: str, setting: Setting) -> None:
-    """Held-out log-likelihoods; the scores are of averaged samples where there are some."""
-    found = {}
+def scored(method: str, setting: Setting) -> list[tuple[dict, float, float]]:
+    """Candidates that were run, with log-likelihood and accuracy on held-out images, of averaged samples if noisy."""
+    found = []
     for options in candidates(method, setting):
         run = run_of(method, setting, options)
         result = finished(OUT / label(options) / f"{run.name}.json", run.settings(), FORMAT)
         if result is not None:
             scores = result["scores"].get("samples", result["scores"]["mean"])
-            found[label(options)] = (-scores["nll"], scores["accuracy"])
-    best = max(found, default=None, key=lambda name: found[name][0])
-    for name, (likelihood, accuracy) in found.items():
-        mark = "  <- best" if name == best else ""
-        print(f"{method:12} {setting.name:6} {name:28} {likelihood:.4f}  {accuracy:.1%}{mark}")
+            found.append((options, -scores["nll"], scores["accuracy"]))
+    return found
+
+
+def chosen(method: str, setting: Setting) -> dict:
+    """The candidate with the highest log-likelihood."""
+    return max(scored(method, setting), key=lambda each: each[1])[0]
+
+
+def show_candidates(method: str, setting: Setting) -> None:
+    best = chosen(method, setting)
+    for options, likelihood, accuracy in scored(method, setting):
+        mark = "  <- best" if options == best else ""
+        print(f"{method:12} {setting.name:6} {label(options):40} {likelihood:.4f}  {accuracy:.1%}{mark}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import json
 import re
 import subprocess
@@ -17,6 +18,7 @@ from eigenoise.bench import show
 from eigenoise.data import uci
 from eigenoise.experiments import Run, finished
 from eigenoise.presets import METHODS, PRESETS, best_recipe
+from eigenoise.vision.recipes import SETTINGS, recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -132,8 +134,16 @@ def test_the_best_preset_is_what_tuning_chose():
     tune = benchmark("tune_uci")
     for name in uci.SETS:
         for method in METHODS:
-            recipe = best_recipe(name, method, **tune.chosen(name, method))
-            assert recipe == PRESETS["best"].recipe(name, method)
+            wanted = best_recipe(name, method, **tune.chosen(name, method))
+            assert wanted == PRESETS["best"].recipe(name, method)
+
+
+def test_the_classification_recipes_are_what_tuning_chose():
+    tune = benchmark("tune_cifar10")
+    for method, setting in itertools.product(tune.METHODS, SETTINGS):
+        assert len(tune.scored(method, setting)) == len(tune.candidates(method, setting))
+        own = recipe(method, setting)
+        assert {name: own[name] for name in ("lr", "kl_weight", "prior_var")} == tune.chosen(method, setting)
 
 
 def test_costs_on_the_pages_are_those_of_the_committed_results():

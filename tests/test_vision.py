@@ -445,7 +445,11 @@ def test_tables_stand_beside_the_papers(tmp_path):
         "Brier score",
         "Expected calibration error in per cent",
         "How well entropy tells svhn from CIFAR-10",
+        "Accuracy in per cent: difference to noisy EK-FAC at the same seed",
+        "Negative log-likelihood of an image: difference to noisy EK-FAC at the same seed",
+        "Expected calibration error in per cent: difference to noisy EK-FAC at the same seed",
     ]
+    assert others[4].rows == [["SGD", "-11.00", "–"]]  # the seed that both have
     paths = show.write(tmp_path)
     assert {path.name for path in paths} >= {"tables.md", "curves.png", "reliability.svg"}
     assert all(path.stat().st_size > 100 for path in paths)
@@ -453,9 +457,25 @@ def test_tables_stand_beside_the_papers(tmp_path):
 
 def test_settings_have_the_papers_names():
     assert [setting.name for setting in SETTINGS] == ["plain", "D", "B", "D+B"]
-    assert recipe("noisy-ekfac", BOTH)["prior_var"] == 1.0
-    assert recipe("noisy-ekfac", PLAIN)["prior_var"] == 0.1
-    assert recipe("sgd", BOTH)["kl_weight"] < recipe("sgd", PLAIN)["kl_weight"]
+
+
+def test_the_scale_of_the_posterior_does_not_depend_on_the_number_of_images():
+    few, many, all_of_them = (recipe("noisy-ekfac", PLAIN, size)["kl_weight"] / size for size in (5_000, 20_000, 10**6))
+    assert few == pytest.approx(many)
+    assert all_of_them == 1e-6  # λ is at most 1
+    assert recipe("bbb", PLAIN)["kl_weight"] == recipe("noisy-ekfac", PLAIN)["kl_weight"]
+
+
+def test_a_run_tells_images_of_other_sets_from_its_own(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "is_here", lambda name, folder: name == "svhn")
+    monkeypatch.setattr(images, "other", lambda name, folder: torch.randint(256, (30, 3, 32, 32)).to(torch.uint8))
+    monkeypatch.setattr(study, "STRANGE", 7)
+    seen = []
+    monkeypatch.setattr(
+        study, "evaluate", lambda training, test, strange, *a, **k: seen.append(strange) or {"mean": {}}
+    )
+    run_cifar10(run("sgd"), tmp_path, cache)
+    assert {name: len(x) for name, x in seen[0].items()} == {"svhn": 7}
 
 
 def command(cache, out, *more):

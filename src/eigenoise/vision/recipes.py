@@ -39,10 +39,8 @@ class Setting:
 
 SETTINGS = tuple(Setting(augmented, batch_norm) for batch_norm in (False, True) for augmented in (False, True))
 
-# The paper: T_stats = T_scale = 10, T_eig = 200, β = ω = 0.01, η = 0.1 without and 1 with batch norm, a smaller λ with
-# augmentation. It does not say step sizes, damping or clips. The moving averages start fast, as runs are short.
+# The paper: T_stats = T_scale = 10, T_eig = 200, β = ω = 0.01. The moving averages start fast, as runs are short.
 _NATURAL = {
-    "lr": 0.03,
     "momentum": 0.9,
     "damping": 1e-3,
     "ema_factors": 0.01,
@@ -51,20 +49,35 @@ _NATURAL = {
     "layer_clip": 1e-3,
 }
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "sgd": {"lr": 0.05, "momentum": 0.9},
+    "sgd": {"momentum": 0.9},
     "kfac": {**_NATURAL, "inv_every": 200},
     "ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200},
-    "bbb": {"lr": 1e-3},
+    "bbb": {},
     "noisy-adam": {**_NATURAL, "ema_scale": 0.01},
     "noisy-kfac": {**_NATURAL, "inv_every": 200},
     "noisy-ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200},
 }
 
+# Step size, λ and η for plain, D, B and D+B, chosen on held-out images with so many training images.
+TUNED_ON = 5_000
+_CHOSEN: Mapping[str, tuple[tuple[float, float, float], ...]] = {
+    "sgd": ((0.02, 0.3, 0.1), (0.02, 0.1, 0.1), (0.1, 0.3, 1.0), (0.1, 0.1, 1.0)),
+    "kfac": ((0.03, 0.3, 0.1), (0.03, 0.1, 0.1), (0.03, 0.3, 1.0), (0.03, 0.1, 1.0)),
+    "noisy-kfac": ((0.03, 0.001, 0.1), (0.03, 0.001, 0.1), (0.03, 0.003, 1.0), (0.03, 0.003, 1.0)),
+    "noisy-ekfac": ((0.03, 0.03, 0.1), (0.03, 0.03, 0.1), (0.03, 0.03, 1.0), (0.03, 0.01, 1.0)),
+}
+_LIKE = {"ekfac": "kfac", "noisy-adam": "noisy-ekfac", "bbb": "noisy-ekfac"}  # not tuned themselves
 
-def recipe(method: str, setting: Setting) -> dict[str, Any]:
-    """Arguments of the method's optimiser."""
+
+def recipe(method: str, setting: Setting, train_size: int = TUNED_ON) -> dict[str, Any]:
+    """Arguments of the method's optimiser.
+
+    λ grows with the number of images, up to 1, so that λ/N, the scale of the covariance, is as it was chosen.
+    """
+    lr, kl_weight, prior_var = _CHOSEN[_LIKE.get(method, method)][SETTINGS.index(setting)]
     return {
         **_OPTIONS[method],
-        "kl_weight": 0.1 if setting.augmented else 0.3,
-        "prior_var": 1.0 if setting.batch_norm else 0.1,
+        "lr": 1e-3 if method == "bbb" else lr,
+        "kl_weight": min(1.0, kl_weight * train_size / TUNED_ON),
+        "prior_var": prior_var,
     }

@@ -23,6 +23,7 @@ MEASURES = {  # key, factor, digits, whether more is better
     "brier": ("Brier score", 1.0, 4, False),
     "ece": ("Expected calibration error in per cent", 100.0, 2, False),
 }
+HEART = "noisy-ekfac"  # what the others are compared with
 SMOOTH = 20
 
 
@@ -73,6 +74,8 @@ def grids(results: Sequence[Mapping[str, Any]]) -> list[Grid]:
     found = [_grid(table, key) for key in MEASURES]
     names = sorted({name for result in results for name in _best(result)["auroc"]})
     found += [_grid(table, "auroc", name) for name in names]
+    if len(table.get(HEART, ())) and len(table) > 1:
+        found += [_differences(table, key) for key in ("accuracy", "nll", "ece")]
     return found + ([_corrupted(table)] if any(_best(result).get("corrupted") for result in results) else [])
 
 
@@ -132,6 +135,26 @@ def _grid(table: Table, key: str, other: str | None = None) -> Grid:
     return Grid(title, ["method", *settings], rows, frozenset(bold))
 
 
+def _differences(table: Table, key: str) -> Grid:
+    """Each method less noisy EK-FAC, seed by seed, both at their best way to predict."""
+    title, factor, digits, _ = MEASURES[key]
+    settings = list(table[HEART])
+    rows = []
+    for method in table:
+        if method == HEART:
+            continue
+        cells = []
+        for name in settings:
+            ours, theirs = (
+                {result["settings"]["seed"]: _best(result)[key] for result in table[m].get(name, ())}
+                for m in (HEART, method)
+            )
+            cells.append(_cell([factor * (theirs[seed] - ours[seed]) for seed in ours if seed in theirs], digits, "+"))
+        rows.append([LABELS[method], *cells])
+    title = f"{title}: difference to noisy EK-FAC at the same seed, mean ± standard error over seeds"
+    return Grid(title, ["method", *settings], rows)
+
+
 def _corrupted(table: Table) -> Grid:
     """Accuracy and log-likelihood on corrupted images, mean over kinds, for each severity; the first seed's."""
     rows = []
@@ -150,8 +173,8 @@ def _corrupted(table: Table) -> Grid:
     return Grid(title, ["method", *"12345"], rows)
 
 
-def _cell(values: Sequence[float], digits: int) -> str:
+def _cell(values: Sequence[float], digits: int, sign: str = "") -> str:
     if not values:
         return "–"
-    mean = f"{np.mean(values):.{digits}f}"
+    mean = f"{np.mean(values):{sign}.{digits}f}"
     return mean if len(values) < 2 else f"{mean} ± {np.std(values, ddof=1) / len(values) ** 0.5:.{digits}f}"

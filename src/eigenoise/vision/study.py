@@ -24,6 +24,7 @@ FORMAT = 1
 CHECKPOINT_SECONDS = 300.0
 TRAIN_SIZE = 50_000
 HELD_OUT = 5_000  # training images that validation tests on
+STRANGE = 2_000  # images of each other set, to be told from CIFAR-10's
 
 OnStep = Callable[[Training], None]
 
@@ -83,7 +84,8 @@ class Run:
         """Everything that decides the result, as JSON knows it."""
         found = dataclasses.asdict(self)
         del found["setting"]
-        found |= {"setting": self.setting.name, "options": {**recipe(self.method, self.setting), **self.options}}
+        own = recipe(self.method, self.setting, self.train_size)
+        found |= {"setting": self.setting.name, "options": {**own, **self.options}}
         return json.loads(json.dumps(found))
 
 
@@ -118,7 +120,7 @@ def run_cifar10(
         return done
     target = existing_device(device)
     train, test = parts(run, folder)
-    strange = {name: images.other(name, folder) for name in images.OTHERS if images.is_here(name, folder)}
+    strange = {name: images.other(name, folder)[:STRANGE] for name in images.OTHERS if images.is_here(name, folder)}
     torch.manual_seed(run.seed)
     model = models.VGG16(width=run.width, batch_norm=run.setting.batch_norm).to(target)
     training = Training(
