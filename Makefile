@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format bench study docs clean
+.PHONY: demo test check format bench study classification docs clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,16 @@ study: $(VENV)/.ready  ## run the regression study, which takes hours and contin
 	$(BIN)/eigenoise uci --preset best --random --method noisy-ekfac --out $(RESULTS)
 	$(BIN)/eigenoise uci --preset elbo --out $(RESULTS)
 	$(BIN)/python benchmarks/study_pages.py
+
+IMAGES := benchmarks/results/cifar10
+FOUR := sgd,kfac,noisy-kfac,noisy-ekfac
+classification: $(VENV)/.ready  ## run the classification study, also for hours and resumable, and redraw its pages
+	for seed in 0 1; do for setting in "--bn --aug" "--no-bn --no-aug" "--bn --no-aug" "--no-bn --aug"; do \
+		$(BIN)/eigenoise cifar10 --method $(FOUR) $$setting --seed $$seed --train-size 5000 --steps 400 \
+			--out $(IMAGES) --resume || exit 1; \
+	done; done
+	$(BIN)/eigenoise cifar10 --method sgd,noisy-ekfac --bn --aug --epochs 10 --corrupted 500 --out $(IMAGES)_long --resume
+	$(BIN)/python benchmarks/vision_pages.py
 
 docs: $(VENV)/.ready  ## check that the pages in docs/ name only things that exist
 	$(BIN)/python -m pytest tests/test_docs.py

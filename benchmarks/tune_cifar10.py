@@ -36,14 +36,14 @@ def candidates(method: str, setting: Setting) -> list[dict]:
     weight, prior_var = 0.1 if setting.augmented else 0.3, 1.0 if normed else 0.1
     tried: list[tuple[float, float, float]]  # step size, λ, η
     if method == "sgd":
-        tried = [(lr, weight, prior_var) for lr in ((0.05, 0.1, 0.2) if normed else (0.01, 0.02, 0.05))]
+        tried = [(lr, weight, prior_var) for lr in ((0.01, 0.02, 0.05, 0.1) if normed else (0.005, 0.01, 0.02, 0.05))]
     elif method == "kfac":
         tried = [(0.01, weight, prior_var), (0.03, weight, prior_var), (0.03, weight, prior_var / 10)]
     elif method == "noisy-kfac":
         weights = (0.001, 0.003, 0.01) if normed else (0.0003, 0.001, 0.003)
         tried = [(0.03, weight, prior_var) for weight in weights]
     else:
-        tried = [(0.03, weight, prior_var) for weight in (0.01, 0.03, 0.1)]
+        tried = [(0.03, weight, prior_var) for weight in (0.003, 0.01, 0.03, 0.1)]
     return [dict(zip(("lr", "kl_weight", "prior_var"), each, strict=True)) for each in tried]
 
 

@@ -80,16 +80,29 @@ def grids(results: Sequence[Mapping[str, Any]]) -> list[Grid]:
 
 
 def write(out: Path) -> list[Path]:
-    """Tables in Markdown, training curves and reliability as pictures, of all results in ``out``."""
+    """Tables in Markdown and pictures of all results in ``out``."""
     results = collect(out)
     path = out / "tables.md"
-    atomic.write_text(path, "\n".join(grid.markdown() for grid in grids(results)))
+    atomic.write_text(path, markdown(results))
+    return [path, *pictures(results, out)]
+
+
+def markdown(results: Sequence[Mapping[str, Any]]) -> str:
+    """All tables."""
+    return "\n".join(grid.markdown() for grid in grids(results))
+
+
+def pictures(results: Sequence[Mapping[str, Any]], out: Path, prefix: str = "") -> list[Path]:
+    """Training curves and reliability of the first seed in ``out``, under names that begin with ``prefix``."""
     table = by_method(results)
     settings = [s.name for s in SETTINGS if any(s.name in row for row in table.values())]
     first = {name: {method: row[name][0] for method, row in table.items() if name in row} for name in settings}
     curves = {name: {m: [loss for loss, _ in r["curve"]] for m, r in own.items()} for name, own in first.items()}
     bins = {name: {m: _best(r)["reliability"] for m, r in own.items()} for name, own in first.items()}
-    return [path, *figures.losses(curves, SMOOTH, out / "curves"), *figures.reliability(bins, out / "reliability")]
+    return [
+        *figures.losses(curves, SMOOTH, out / f"{prefix}curves"),
+        *figures.reliability(bins, out / f"{prefix}reliability"),
+    ]
 
 
 def _best(result: Mapping[str, Any]) -> Mapping[str, Any]:

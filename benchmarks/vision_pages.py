@@ -1,0 +1,58 @@
+"""Draw the classification study's pictures and write its tables into the docs, from committed result files alone.
+
+To be run when ``make classification`` has written new results:
+
+    python benchmarks/vision_pages.py
+
+A test compares the page with the files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eigenoise import atomic
+from eigenoise.vision import show
+
+RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
+SECTIONS = {
+    "cifar10": "Four methods in four settings",
+    "cifar10_long": "A longer run",
+}
+
+
+def budget(results: list[dict]) -> str:
+    """What every run of a section had, in a sentence."""
+    own = results[0]["settings"]
+    width = f"{own['width']:g} of VGG16's width"
+    return (
+        f"{own['steps']:,} steps of {own['batch_size']} images ({results[0]['epochs']:.1f} epochs of "
+        f"{own['train_size']:,} images), {width}, {own['samples']} weight samples in the test.\n"
+    )
+
+
+def page() -> str:
+    """The tables of all sections, in Markdown."""
+    parts = [
+        "# Results of the classification study\n",
+        "Written by `python benchmarks/vision_pages.py` from the files in `benchmarks/results`, which "
+        "`make classification` wrote; what they mean is in [the classification study](classification.md).\n",
+    ]
+    for folder, title in SECTIONS.items():
+        results = show.collect(RESULTS / folder)
+        if results:
+            parts += [f"## {title}\n", budget(results), show.markdown(results)]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    for folder in SECTIONS:
+        results = show.collect(RESULTS / folder)
+        if results:
+            show.pictures(results, DOCS / "images", f"{folder}-")
+    atomic.write_text(DOCS / "classification_results.md", page())
+
+
+if __name__ == "__main__":
+    main()
