@@ -24,6 +24,20 @@ from eigenoise.vision.study import FORMAT, Run, run_cifar10
 STEPS = 400
 METHODS = ("sgd", "kfac", "noisy-kfac", "noisy-ekfac")
 OUT = Path(__file__).parent / "results" / "cifar10_tuning"
+LAMBDAS = {
+    "noisy-kfac": {
+        "plain": (0.0003, 0.001, 0.003),
+        "D": (0.0003, 0.001, 0.003),
+        "B": (0.003, 0.01, 0.03),
+        "D+B": (0.001, 0.003, 0.01),
+    },
+    "noisy-ekfac": {
+        "plain": (0.003, 0.01, 0.03, 0.1),
+        "D": (0.003, 0.01, 0.03, 0.1),
+        "B": (0.01, 0.03, 0.1, 0.3, 1.0),
+        "D+B": (0.01, 0.03, 0.1, 0.3),
+    },
+}
 
 
 def candidates(method: str, setting: Setting) -> list[dict]:
@@ -39,11 +53,8 @@ def candidates(method: str, setting: Setting) -> list[dict]:
         tried = [(lr, weight, prior_var) for lr in ((0.01, 0.02, 0.05, 0.1) if normed else (0.005, 0.01, 0.02, 0.05))]
     elif method == "kfac":
         tried = [(0.01, weight, prior_var), (0.03, weight, prior_var), (0.03, weight, prior_var / 10)]
-    elif method == "noisy-kfac":
-        weights = (0.001, 0.003, 0.01) if normed else (0.0003, 0.001, 0.003)
-        tried = [(0.03, weight, prior_var) for weight in weights]
     else:
-        tried = [(0.03, weight, prior_var) for weight in (0.003, 0.01, 0.03, 0.1)]
+        tried = [(0.03, weight, prior_var) for weight in LAMBDAS[method][setting.name]]
     return [dict(zip(("lr", "kl_weight", "prior_var"), each, strict=True)) for each in tried]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
 
 from eigenoise import rotated
+
+os.environ.setdefault("SCIPY_ARRAY_API", "1")  # before scipy is imported: one of scikit-learn's checks asks for it
 
 
 @pytest.fixture(autouse=True)

@@ -55,6 +55,7 @@ ORDER = [
     "figures",
     "report",
     "vision",
+    "estimators",
     "demo",
     "bench",
     "cli",
@@ -66,6 +67,7 @@ MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
 CLI_ORDER = ["base", "demo", "uci", "cifar10", "bench", "data", "__init__"]
 VISION_ORDER = ["point", "recipes", "training", "scores", "study", "show", "__init__"]
+ESTIMATOR_ORDER = ["rows", "network", "progress", "mlp", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 

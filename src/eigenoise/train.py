@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ def epochs(
     batch_size: int,
     generator: torch.Generator | None = None,
     start: int = 0,
+    draw: Callable[[], Tensor] | None = None,
     decay: float = 0.1,
     decayed: tuple[str, ...] = ("lr", "ema_factors", "ema_scale"),
 ) -> Iterator[int]:
@@ -33,6 +34,8 @@ def epochs(
         batch_size: examples of a step; the last batch of a pass may be smaller.
         generator: of the order of the data.
         start: passes already done, by a run that is now continued.
+        draw: the rows ``(s, m)`` of one pass of a stack whose models share ``x`` and ``y``, which have no axis for
+            them; by default every row, in a random order.
         decay: factor on the rates named ``decayed`` for the second half, as in the paper.
         decayed: hyperparameters that decay; those that the method does not have are passed over.
     """
@@ -40,14 +43,15 @@ def epochs(
     checks.integer("batch_size", batch_size)
     likelihood, model = optimizer.likelihood, optimizer.model
     stack = likelihood.stack
-    size = x.shape[0] if stack is None else x.shape[1]
+    size = x.shape[0] if stack is None or draw else x.shape[1]
     group = optimizer.param_groups[0]
     rates = {name: group[name] for name in decayed if name in group}
     try:
         for epoch in range(start + 1, count + 1):
             group.update({name: value * (decay if 2 * epoch > count + 1 else 1.0) for name, value in rates.items()})
-            for index in _batches(size, stack, batch_size, generator):
-                rows = index if stack is None else (torch.arange(stack).unsqueeze(-1), index)
+            batches = draw().split(batch_size, -1) if draw else _batches(size, stack, batch_size, generator)
+            for index in batches:
+                rows = index if stack is None or draw else (torch.arange(stack).unsqueeze(-1), index)
                 x_batch, y_batch = x[rows], y[rows]
                 optimizer.zero_grad()
                 for _ in range(optimizer.blocks_per_step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
@@ -12,16 +13,24 @@ from eigenoise.models.stacked import StackedLinear
 
 
 class MLP(Chain):
-    """A multilayer perceptron with ReLU, weights and biases started as Glorot and Bengio propose.
+    """A multilayer perceptron, weights and biases started as Glorot and Bengio propose.
 
     Args:
         in_features: size of an input.
         hidden: sizes of the hidden layers; the paper uses one of 50 or 100.
         out_features: size of the output.
         stack: train this many models at once; inputs and outputs are then ``(s, b, ·)``.
+        activation: makes what stands between the layers.
     """
 
-    def __init__(self, in_features: int, hidden: list[int], out_features: int, stack: int | None = None):
+    def __init__(
+        self,
+        in_features: int,
+        hidden: Sequence[int],
+        out_features: int,
+        stack: int | None = None,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+    ):
         sizes = [in_features, *hidden, out_features]
         layers: list[nn.Module] = []
         for n, p in itertools.pairwise(sizes):
@@ -30,5 +39,5 @@ class MLP(Chain):
             bound = (6 / (n + 1 + p)) ** 0.5  # the bias column counts as one more input
             for parameter in linear.parameters():
                 nn.init.uniform_(parameter, -bound, bound)
-            layers += [linear, nn.ReLU()]
+            layers += [linear, activation()]
         super().__init__(*layers[:-1])

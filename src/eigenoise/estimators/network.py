@@ -1,0 +1,227 @@
+"""Networks for a table: a stack of them trained at once, and what is chosen on held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eigenoise import checks, models, train
+from eigenoise.estimators.rows import Rows, one_pass, parts
+from eigenoise.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
+from eigenoise.predict import predict
+from eigenoise.predictive import CategoricalMixture, GaussianMixture, Predictive
+from eigenoise.presets import METHODS
+
+ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
+    {"relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid, "silu": nn.SiLU, "gelu": nn.GELU}
+)
+LAMBDAS = (1.0, 0.3, 0.1)
+FACTORS = tuple(2 ** (i / 4) for i in range(-8, 9))  # on the noise's standard deviation
+STEPS = 6_000  # of a whole training, if the number of passes is not given
+CHECKS = 40  # how often held-out rows are looked at in it
+TRIAL_SAMPLES = 16  # of weights, when they are
+
+Progress = Callable[[str, float], None]  # what is being done, and which part of it is done
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a training but λ and its length.
+
+    Attributes:
+        hidden: sizes of the hidden layers.
+        activation: one of ``ACTIVATIONS``.
+        method: one of ``METHODS``.
+        outputs: of the network.
+        classes: whether they are logits of classes.
+        prior_var: η.
+        lr: step size.
+        batch_size: rows of a step.
+        seed: of initial weights, noise, order and divisions.
+    """
+
+    hidden: tuple[int, ...]
+    activation: str
+    method: str
+    outputs: int
+    classes: bool
+    prior_var: float
+    lr: float
+    batch_size: int
+    seed: int
+
+    def likelihood(self, stack: int) -> Likelihood:
+        """Of ``stack`` networks."""
+        return CategoricalLikelihood(stack=stack) if self.classes else GaussianLikelihood(stack=stack)
+
+    def model(self, inputs: int, stack: int) -> nn.Module:
+        """``stack`` networks with their initial weights, in float64."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            activation = ACTIVATIONS[self.activation]
+            return models.MLP(inputs, self.hidden, self.outputs, stack=stack, activation=activation).double()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What held-out rows decide.
+
+    Attributes:
+        kl_weight: λ.
+        epochs: passes over the rows.
+        noise: factor on the noise's standard deviation for each target ``(d,)``; of no meaning for classes.
+        log_likelihood: of a held-out row, or NaN if there was none.
+    """
+
+    kl_weight: float
+    epochs: int
+    noise: Tensor
+    log_likelihood: float = float("nan")
+
+
+class Stack:
+    """Networks that train at once, each on rows of its own.
+
+    Args:
+        plan: how.
+        rows: the table.
+        index: the rows ``(s, m)`` of each network.
+        kl_weight: λ.
+    """
+
+    def __init__(self, plan: Plan, rows: Rows, index: Tensor, kl_weight: float):
+        self.plan, self.rows, self.index = plan, rows, index
+        self.weight = rows.weight[index]
+        self.generator = torch.Generator().manual_seed(plan.seed)
+        self.model = plan.model(rows.x.shape[1], len(index))
+        options: dict[str, Any] = {"samples": 2, "antithetic": True, "parallel": True, "lr": plan.lr}
+        if plan.method != "bbb":
+            options |= {"fisher": "sampled" if plan.classes else "exact"}
+        self.optimizer = METHODS[plan.method](
+            self.model,
+            num_data=max(1, round(float(self.weight.sum(-1).mean()))),
+            likelihood=plan.likelihood(len(index)),
+            kl_weight=kl_weight,
+            prior_var=plan.prior_var,
+            generator=torch.Generator().manual_seed(plan.seed),
+            **options,
+        )
+
+    def start_from(self, mean: Mapping[str, Tensor]) -> None:
+        """Take over the weights of networks that were trained before.
+
+        Raises:
+            ValueError: if they are of other sizes.
+        """
+        own = dict(self.model.named_parameters())
+        for name, value in mean.items():
+            if name not in own or own[name].shape != value.shape:
+                raise ValueError(
+                    "warm_start goes on with networks as they are: hidden_layer_sizes, members and the columns of X "
+                    "and y must be those of the fit before"
+                )
+        with torch.no_grad():
+            for name, value in mean.items():
+                own[name].copy_(value)
+
+    def passes(self, count: int) -> Iterator[int]:
+        """Train, yielding the number of each pass when it is done."""
+
+        def draw() -> Tensor:
+            return self.index.gather(-1, one_pass(self.weight, self.generator))
+
+        return train.epochs(
+            self.optimizer,
+            self.rows.x,
+            self.rows.y,
+            count=count,
+            batch_size=self.plan.batch_size,
+            draw=draw,
+            decay=1.0,
+        )
+
+    def predictive(self, index: Tensor) -> Predictive:
+        """Of the rows ``(s, v)``, each network's own."""
+        return predict(self.model, self.optimizer, self.rows.x[index], samples=TRIAL_SAMPLES)
+
+
+def choose(
+    plan: Plan,
+    rows: Rows,
+    *,
+    kl_weights: Sequence[float],
+    max_epochs: int,
+    patience: int,
+    fraction: float,
+    divisions: int,
+    progress: Progress = lambda what, part: None,
+) -> Choice:
+    """Train on parts of the rows with each λ; what makes the held-out rest most likely wins.
+
+    Args:
+        plan: how.
+        rows: the table, standardised; at least two rows.
+        kl_weights: λ to be tried.
+        max_epochs: passes at most.
+        patience: so many looks at held-out rows without gain end a training.
+        fraction: of the rows that is held out.
+        divisions: how many divisions of the rows there are, trained at once.
+        progress: told how far it is.
+    """
+    train_index, held = parts(rows, divisions, fraction, torch.Generator().manual_seed(plan.seed))
+    every = max(1, max_epochs // CHECKS)
+    best: Choice | None = None
+    for kl_weight in kl_weights:
+        stack = Stack(plan, rows, train_index, kl_weight)
+        own: Choice | None = None
+        for epoch in stack.passes(max_epochs):
+            progress(f"λ = {kl_weight:g}", epoch / max_epochs)
+            if epoch % every and epoch < max_epochs:
+                continue
+            found = _look(stack, held, kl_weight, epoch)
+            if own is None or found.log_likelihood > own.log_likelihood:
+                own = found
+            elif epoch - own.epochs >= patience * every:
+                break
+        assert own is not None
+        if best is None or own.log_likelihood > best.log_likelihood:
+            best = own
+    assert best is not None
+    return best
+
+
+def _look(stack: Stack, held: Tensor, kl_weight: float, epoch: int) -> Choice:
+    """How likely held-out rows ``(s, v)`` are now, with the best factors on the noise."""
+    y, weight = stack.rows.y[held], stack.rows.weight[held]
+    weight = weight / weight.sum()
+    predictive = stack.predictive(held)
+    if isinstance(predictive, CategoricalMixture):
+        score = float((predictive.log_prob(y) * weight).sum())
+        return Choice(kl_weight, epoch, torch.ones(1, dtype=torch.float64), score)
+    assert isinstance(predictive, GaussianMixture)
+    score, factors = 0.0, []
+    for j in range(y.shape[-1]):  # targets one by one, as if independent
+        own = GaussianMixture(predictive.loc[..., j : j + 1], predictive.scale[..., j : j + 1])
+        tried = {
+            factor: float((own.with_noise_scaled(factor).log_prob(y[..., j : j + 1]) * weight).sum())
+            for factor in FACTORS
+        }
+        factors.append(max(tried, key=tried.__getitem__))
+        score += tried[factors[-1]]
+    return Choice(kl_weight, epoch, torch.tensor(factors, dtype=torch.float64), score)
+
+
+def default_epochs(rows: Rows, batch_size: int) -> int:
+    """As many passes as make ``STEPS`` steps, from 20 to 200."""
+    steps = max(1.0, rows.total / batch_size)
+    return round(min(200.0, max(20.0, STEPS / steps)))
+
+
+def default_batch(rows: Rows) -> int:
+    """A thirtieth of the rows, from 10 to 100."""
+    return checks.integer("rows", round(min(100.0, max(10.0, rows.total / 30))))

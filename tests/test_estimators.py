@@ -1,0 +1,287 @@
+"""scikit-learn estimators: its own checks, predictions, weights, ensembles, going on, bad input."""
+
+from __future__ import annotations
+
+import pickle
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor
+from eigenoise.estimators.rows import Rows, Scale, one_pass, parts
+
+SHORT = {"hidden_layer_sizes": 10, "max_epochs": 10, "lr": 0.03, "random_state": 0}
+FIXED = {**SHORT, "kl_weight": 0.3, "early_stopping": False}
+
+
+@parametrize_with_checks(
+    [
+        BayesianMLPRegressor(**{**FIXED, "max_epochs": 20}),
+        BayesianMLPClassifier(**{**FIXED, "max_epochs": 20}),
+    ]
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def diabetes():
+    x, y = load_diabetes(return_X_y=True)
+    return x[:300], y[:300], x[300:], y[300:]
+
+
+@pytest.fixture(scope="module")
+def fitted(diabetes):
+    x, y, *_ = diabetes
+    return BayesianMLPRegressor(**SHORT).fit(x, y)
+
+
+# Rows.
+
+
+def test_a_weight_is_a_number_of_equal_rows():
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(20, 3)), random.normal(size=(20, 2))
+    weight = np.arange(20) % 4
+    again = random.permutation(np.repeat(np.arange(20), weight))
+    one, other = Rows.of(x, y, weight), Rows.of(x[again], y[again])
+    assert len(one) == 15
+    assert one.total == weight.sum()
+    for a, b in ((one.x, other.x), (one.y, other.y), (one.weight, other.weight)):
+        assert torch.equal(a, b)
+
+
+def test_zeros_of_both_signs_are_one_row():
+    assert len(Rows.of(np.array([[0.0], [-0.0]]), np.array([1, 1]))) == 1
+
+
+def test_a_pass_shows_each_row_as_often_as_it_weighs():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.tensor([[1.0, 2.0, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
+    counts = torch.zeros(2, 4)
+    for _ in range(200):
+        places = one_pass(weight, generator)
+        assert places.shape == (2, 4)
+        assert sorted(places[1].tolist()) == [0, 1, 2, 3]
+        for j, row in enumerate(places):
+            counts[j] += row.bincount(minlength=4)
+    assert counts[0, :2].tolist() == [200, 400]
+    assert counts[0, 2:].sum() == 200
+    assert 60 < counts[0, 2] < 140
+
+
+def test_held_out_parts_cover_the_table_and_every_class():
+    y = np.repeat([0, 1], [80, 20])
+    rows = Rows.of(np.arange(100.0)[:, None], y)
+    train, held = parts(rows, 5, 0.2, torch.Generator().manual_seed(0))
+    assert held.flatten().sort().values.tolist() == list(range(100))
+    assert all(not set(t.tolist()) & set(h.tolist()) for t, h in zip(train, held, strict=True))
+    assert rows.y[held].sum(-1).tolist() == [4, 4, 4, 4, 4]
+
+
+def test_scale_leaves_constant_columns_in_their_unit():
+    x = torch.tensor([[1.0, 0.1], [3.0, 0.1]], dtype=torch.float64)
+    scale = Scale.of(x, torch.tensor([1.0, 3.0], dtype=torch.float64))
+    torch.testing.assert_close(scale.mean, torch.tensor([2.5, 0.1], dtype=torch.float64))
+    torch.testing.assert_close(scale.std, torch.tensor([0.75**0.5, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(scale.restore(scale.standardise(x)), x)
+
+
+# Predictions.
+
+
+def test_predictions_fit_together(fitted, diabetes):
+    *_, x, y = diabetes
+    mean, std = fitted.predict(x, return_std=True)
+    low, high = fitted.predict_interval(x, coverage=0.9)
+    quantiles = fitted.predict_quantiles(x, (0.05, 0.5, 0.95))
+    drawn = fitted.sample_y(x, 2000)
+    assert mean.shape == std.shape == low.shape == (142,)
+    assert quantiles.shape == (142, 3)
+    assert drawn.shape == (142, 2000)
+    np.testing.assert_allclose(quantiles[:, 0], low)
+    np.testing.assert_allclose(quantiles[:, 2], high)
+    assert np.abs(drawn.mean(1) - mean).max() < 0.15 * std.min() + 5
+    np.testing.assert_allclose(drawn.std(1), std, rtol=0.1)
+    assert fitted.score(x, y) > 0.4
+    assert 0.8 < ((low <= y) & (y <= high)).mean() <= 1.0
+    assert fitted.log_likelihood(x, y) > -5.6
+    np.testing.assert_array_equal(fitted.predict(x), mean)
+
+
+def test_probabilities_and_labels():
+    x, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    one = BayesianMLPClassifier(**SHORT, members=2).fit(x[::2], names[::2])
+    probs = one.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert one.score(x[1::2], names[1::2]) > 0.85
+    assert set(one.sample_y(x, 5).flatten()) <= set(one.classes_)
+    assert one.log_likelihood(x, names) == pytest.approx(np.log(probs[np.arange(150), y]).mean())
+    assert one.log_likelihood(x[:2], ["setosa", "rose"]) == -np.inf
+
+
+def test_several_targets_have_noise_of_their_own(diabetes):
+    x, y, *_ = diabetes
+    both = np.c_[y, x[:, 0] * 100 + 7]  # the second can be known exactly
+    one = BayesianMLPRegressor(**{**SHORT, "max_epochs": 40}).fit(x, both)
+    mean, std = one.predict(x, return_std=True)
+    assert mean.shape == std.shape == (300, 2)
+    assert one.noise_scale_.shape == (2,)
+    assert one.noise_scale_[1] < one.noise_scale_[0]
+    assert one.predict_quantiles(x).shape == (300, 2, 3)
+    assert one.sample_y(x, 4).shape == (300, 2, 4)
+
+
+def test_the_same_seed_gives_the_same_and_another_does_not(diabetes):
+    x, y, *_ = diabetes
+    first, second = (BayesianMLPRegressor(**FIXED).fit(x, y).predict(x) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    other = BayesianMLPRegressor(**{**FIXED, "random_state": 1}).fit(x, y).predict(x)
+    assert not np.array_equal(first, other)
+
+
+def test_training_leaves_the_global_random_numbers_alone(diabetes):
+    x, y, *_ = diabetes
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    BayesianMLPRegressor(**FIXED).fit(x, y)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_members_are_different_networks(diabetes):
+    x, y, *_ = diabetes
+    one = BayesianMLPRegressor(**FIXED, members=3, samples=30).fit(x, y)
+    means = one.posterior_.mean["0.weight"]
+    assert means.shape[0] == 3
+    assert not torch.allclose(means[0], means[1])
+    assert one.predictive(x[:2]).loc.shape == (30, 2, 1)
+
+
+def test_what_is_given_is_not_chosen(diabetes):
+    x, y, *_ = diabetes
+    fixed = BayesianMLPRegressor(**FIXED).fit(x, y)
+    assert (fixed.kl_weight_, fixed.n_iter_) == (0.3, 10)
+    assert np.isnan(fixed.validation_log_likelihood_)
+    given = BayesianMLPRegressor(**SHORT, kl_weight=0.5).fit(x, y)
+    assert given.kl_weight_ == 0.5
+    assert given.n_iter_ <= 10
+    assert np.isfinite(given.validation_log_likelihood_)
+
+
+@pytest.mark.parametrize("method", ["noisy-kfac", "noisy-adam", "bbb"])
+def test_other_methods_learn(diabetes, method):
+    x, y, *_ = diabetes
+    assert BayesianMLPRegressor(**{**FIXED, "max_epochs": 30}, method=method).fit(x, y).score(x, y) > 0.3
+
+
+@pytest.mark.parametrize("activation", ["tanh", "logistic", "silu", "gelu"])
+def test_other_activations_learn(diabetes, activation):
+    x, y, *_ = diabetes
+    assert BayesianMLPRegressor(**FIXED, activation=activation).fit(x, y).score(x, y) > 0.3
+
+
+# Living with scikit-learn.
+
+
+def test_a_warm_start_goes_on(diabetes):
+    x, y, *_ = diabetes
+    one = BayesianMLPRegressor(**{**FIXED, "max_epochs": 3}, warm_start=True).fit(x, y)
+    first = one.log_likelihood(x, y)
+    scale = one.x_scale_
+    assert one.fit(x[:200], y[:200]).x_scale_ is scale
+    assert one.log_likelihood(x, y) > first
+    with pytest.raises(ValueError, match="warm_start goes on with networks as they are"):
+        one.set_params(hidden_layer_sizes=7).fit(x, y)
+    classifier = BayesianMLPClassifier(**FIXED, warm_start=True).fit(x, y > 100)
+    with pytest.raises(ValueError, match="classes of the fit before"):
+        classifier.fit(x, np.digitize(y, [100, 200]))
+
+
+def test_pipelines_searches_clones_and_pickles(diabetes, tmp_path):
+    x, y, *_ = diabetes
+    pipeline = make_pipeline(StandardScaler(), BayesianMLPRegressor(**FIXED))
+    assert np.mean(cross_val_score(pipeline, x, y, cv=2)) > 0.2
+    search = GridSearchCV(BayesianMLPRegressor(**FIXED), {"kl_weight": [0.1, 1.0]}, cv=2).fit(x, y)
+    assert search.best_params_["kl_weight"] in (0.1, 1.0)
+    wrapped = TransformedTargetRegressor(BayesianMLPRegressor(**FIXED), func=np.log, inverse_func=np.exp).fit(x, y)
+    assert wrapped.score(x, y) > 0.2
+    one = clone(BayesianMLPRegressor(**FIXED)).fit(x, y)
+    joblib.dump(one, tmp_path / "one.joblib")
+    for other in (pickle.loads(pickle.dumps(one)), joblib.load(tmp_path / "one.joblib")):
+        np.testing.assert_array_equal(other.predict(x), one.predict(x))
+
+
+def test_pandas_tables_and_their_names(diabetes):
+    x, y, *_ = diabetes
+    table = pd.DataFrame(x, columns=[f"c{i}" for i in range(10)])
+    one = BayesianMLPRegressor(**FIXED).fit(table, pd.Series(y, name="progress"))
+    assert list(one.feature_names_in_) == list(table.columns)
+    np.testing.assert_array_equal(one.predict(table), BayesianMLPRegressor(**FIXED).fit(x, y).predict(x))
+    with pytest.raises(ValueError, match="feature names"):
+        one.predict(table.rename(columns={"c0": "other"}))
+
+
+def test_progress_is_shown_when_asked_for(diabetes, capsys):
+    x, y, *_ = diabetes
+    BayesianMLPRegressor(**FIXED).fit(x, y)
+    assert capsys.readouterr().out == ""
+    BayesianMLPRegressor(**FIXED, verbose=True).fit(x, y)
+    assert "all rows" in capsys.readouterr().out
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes must be at least 1, but 0 came"),
+        ({"hidden_layer_sizes": "big"}, TypeError, "hidden_layer_sizes must be an int"),
+        ({"activation": "step"}, ValueError, "activation must be one of"),
+        ({"method": "adam"}, ValueError, "method must be one of"),
+        ({"kl_weight": 0.0}, ValueError, "kl_weight must be a finite number greater than 0"),
+        ({"prior_var": -1}, ValueError, "prior_var"),
+        ({"lr": float("nan")}, ValueError, "lr"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"max_epochs": 1.5}, TypeError, "max_epochs must be an int"),
+        ({"patience": 0}, ValueError, "patience"),
+        ({"members": 0}, ValueError, "members"),
+        ({"samples": 0}, ValueError, "samples"),
+        ({"validation_fraction": 1.0}, ValueError, "validation_fraction"),
+    ],
+)
+def test_bad_arguments_are_named_before_anything_happens(diabetes, argument, error, message):
+    x, y, *_ = diabetes
+    one = BayesianMLPRegressor(**{**SHORT, **argument})
+    with pytest.raises(error, match=message):
+        one.fit(x, y)
+    with pytest.raises(NotFittedError):
+        one.predict(x)
+
+
+def test_bad_calls(fitted, diabetes):
+    x, y, *_ = diabetes
+    for wrong in (0.0, 1.0, 1.5):
+        with pytest.raises(ValueError, match="coverage"):
+            fitted.predict_interval(x, coverage=wrong)
+    with pytest.raises(ValueError, match="q must be"):
+        fitted.predict_quantiles(x, (1.0,))
+    with pytest.raises(ValueError, match="n_samples"):
+        fitted.sample_y(x, 0)
+    with pytest.raises(ValueError, match="at least one non-zero"):
+        BayesianMLPRegressor(**FIXED).fit(x, y, sample_weight=np.zeros(300))
+    with pytest.raises(ValueError, match="at least two classes"):
+        BayesianMLPClassifier(**FIXED).fit(x, np.ones(300, int))
