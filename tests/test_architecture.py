@@ -102,6 +102,7 @@ def test_imports_point_upward(path):
                 "models": MODEL_ORDER,
                 "bench": BENCH_ORDER,
                 "vision": VISION_ORDER,
+                "estimators": ESTIMATOR_ORDER,
                 "cli": CLI_ORDER,
             }[own]
             assert order.index(parts[1]) < order.index(path.stem)
