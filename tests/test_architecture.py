@@ -56,6 +56,7 @@ ORDER = [
     "report",
     "vision",
     "estimators",
+    "tabular",
     "demo",
     "bench",
     "cli",
@@ -65,9 +66,10 @@ FISHER_ORDER = ["moments", "sides", "taps", "factors", "base", "diagonal", "kron
 DATA_ORDER = ["files", "tables", "uci", "images", "transforms", "__init__"]
 MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"]
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
-CLI_ORDER = ["base", "demo", "uci", "cifar10", "bench", "data", "__init__"]
+CLI_ORDER = ["base", "tables", "demo", "uci", "cifar10", "bench", "data", "__init__"]
 VISION_ORDER = ["point", "recipes", "training", "scores", "study", "show", "__init__"]
-ESTIMATOR_ORDER = ["rows", "network", "progress", "mlp", "__init__"]
+ESTIMATOR_ORDER = ["rows", "network", "progress", "mlp", "keeping", "__init__"]
+TABULAR_ORDER = ["reading", "schema", "baselines", "learning", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 
 
@@ -103,6 +105,7 @@ def test_imports_point_upward(path):
                 "bench": BENCH_ORDER,
                 "vision": VISION_ORDER,
                 "estimators": ESTIMATOR_ORDER,
+                "tabular": TABULAR_ORDER,
                 "cli": CLI_ORDER,
             }[own]
             assert order.index(parts[1]) < order.index(path.stem)

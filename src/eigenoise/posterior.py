@@ -67,14 +67,20 @@ class Posterior(Mapping[str, Distribution]):
         entries: layer or parameter name to entry.
         rest: everything else of the model's state dict: point estimates, frozen parameters, buffers.
         likelihood: what the outputs mean; carried along so that a loaded posterior can predict.
+        notes: anything that JSON knows, carried along.
     """
 
     def __init__(
-        self, entries: Mapping[str, Entry], rest: Mapping[str, Tensor], likelihood: likelihoods.Likelihood | None = None
+        self,
+        entries: Mapping[str, Entry],
+        rest: Mapping[str, Tensor],
+        likelihood: likelihoods.Likelihood | None = None,
+        notes: Any = None,
     ):
         self.entries = dict(entries)
         self.rest = dict(rest)
         self.likelihood = likelihood
+        self.notes = notes
 
     @classmethod
     def of(
@@ -166,6 +172,7 @@ class Posterior(Mapping[str, Distribution]):
             tensors.update({f"q/{name}/{part}": t.detach().cpu().contiguous() for part, t in parts.items()})
         tensors.update({f"rest/{name}": t.detach().cpu().contiguous().clone() for name, t in self.rest.items()})
         meta: dict[str, Any] = {"format": FORMAT, "eigenoise": __version__, "layout": layout, "likelihood": None}
+        meta["notes"] = self.notes
         if self.likelihood is not None:
             checks.choice("the likelihood", type(self.likelihood).__name__, LIKELIHOODS)
             meta["likelihood"] = {"kind": type(self.likelihood).__name__, "config": self.likelihood.config()}
@@ -232,7 +239,7 @@ def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
         likelihood = getattr(likelihoods, kind)(**meta["likelihood"]["config"])
         prefix = "likelihood/"
         likelihood.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
-    return entries, rest, likelihood
+    return entries, rest, likelihood, meta.get("notes")
 
 
 def _targets(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from eigenoise import checks
 from eigenoise.estimators.network import (
@@ -124,10 +124,15 @@ class _BayesianMLP(BaseEstimator):
                 stack.start_from(self.posterior_.mean)
             for epoch in stack.passes(choice.epochs):
                 progress("all rows", epoch / choice.epochs)
-        self.x_scale_, self.choice_, self.model_ = scale, choice, stack.model
-        self.posterior_ = stack.optimizer.posterior
+        self.take_over(plan, scale, choice, stack.model, stack.optimizer.posterior, self.members)
         stack.optimizer.close()
-        self.kl_weight_, self.n_iter_, self.members_ = choice.kl_weight, choice.epochs, self.members
+
+    def take_over(
+        self, plan: Plan, scale: Scale, choice: Choice, model: nn.Module, posterior: Posterior, members: int
+    ) -> None:
+        """Be fitted with these: what ``fit`` and a file have in common."""
+        self.plan_, self.x_scale_, self.choice_, self.model_, self.posterior_ = plan, scale, choice, model, posterior
+        self.kl_weight_, self.n_iter_, self.members_ = choice.kl_weight, choice.epochs, members
         self.validation_log_likelihood_ = choice.log_likelihood
 
     def _goes_on(self) -> bool:
@@ -192,6 +197,7 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
         n_iter_: passes over all rows.
         validation_log_likelihood_: of a held-out row in standardised units, NaN without held-out rows.
         noise_scale_: factor on the noise's standard deviation for each target.
+        one_target_: whether ``y`` had no axis for targets.
 
     Sample weights count observations: a row of weight two is two equal rows.
     """
@@ -211,7 +217,7 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
         rows = Rows.of(X, y.reshape(len(y), -1).astype(np.float64), _weights(sample_weight, X))
         scale = self.y_scale_ if self._goes_on() else Scale.of(rows.y, rows.weight)
         self._fit(dataclasses.replace(rows, y=scale.standardise(rows.y)), rows.y.shape[-1])
-        self.y_scale_, self.noise_scale_, self._one_target = scale, self.choice_.noise.numpy(), y.ndim == 1
+        self.y_scale_, self.noise_scale_, self.one_target_ = scale, self.choice_.noise.numpy(), y.ndim == 1
         return self
 
     def predictive(self, X: Any) -> GaussianMixture:
@@ -249,7 +255,7 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
         return float(found.log_prob(target).mean())
 
     def _out(self, values: Tensor) -> np.ndarray:
-        return (values.squeeze(-1) if self._one_target else values).numpy()
+        return (values.squeeze(-1) if self.one_target_ else values).numpy()
 
 
 class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):

@@ -1,0 +1,92 @@
+"""``eigenoise fit`` and ``eigenoise predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eigenoise.cli.base import app, console, rich_table
+
+
+@app.command()
+def fit(
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    out: Annotated[Path, typer.Option(help="The model's file.")],
+    task: Annotated[str | None, typer.Option(help="regression or classification; else seen from the target.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A column not to learn from; more than once for more.")] = None,
+    method: Annotated[str, typer.Option(help="noisy-ekfac, noisy-kfac, noisy-adam or bbb.")] = "noisy-ekfac",
+    members: Annotated[int, typer.Option(min=1, help="Networks of an ensemble.")] = 1,
+    hidden: Annotated[str, typer.Option(help="Units of the hidden layers, such as 50 or 100,50.")] = "50",
+    held_out: Annotated[float, typer.Option(help="The part of the rows to test on.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, help="Of which rows, and of the fit.")] = 0,
+    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Learn to predict a column of a table, and say how well, beside scikit-learn's models.
+
+    Example: eigenoise fit houses.csv --target price --out houses.model
+    """
+    from eigenoise import atomic
+    from eigenoise.tabular.learning import learn
+    from eigenoise.tabular.reading import read_table
+
+    terminal = console()
+    try:
+        atomic.folder(out.parent)
+        sizes = tuple(int(size) for size in hidden.split(","))
+        learned = learn(
+            read_table(table, encoding),
+            target,
+            task=task,
+            drop=drop or (),
+            held_out=held_out,
+            seed=seed,
+            method=method,
+            members=members,
+            hidden_layer_sizes=sizes,
+            verbose=not quiet,
+        )
+        learned.save(out)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        typer.echo(f"eigenoise fit: {error}", err=True)
+        raise typer.Exit(2) from error
+    if quiet:
+        return
+    for name, why in learned.schema.left_out:
+        terminal.print(f"left out: {name!r} {why}")
+    kinds = [column.kind for column in learned.schema.columns]
+    counted = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in dict.fromkeys(kinds))
+    terminal.print(f"{learned.schema.task} of {target!r} by {len(kinds)} columns ({counted}), {learned.rows[0]:,} rows")
+    terminal.print(rich_table(learned.grid()))
+    terminal.print(f"written: {out}; next: eigenoise predict {out} NEW.csv --out PREDICTED.csv")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="What fit wrote.")],
+    table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the same columns.")],
+    out: Annotated[Path, typer.Option(help="The table with predictions.")],
+    interval: Annotated[float, typer.Option(help="How much of the truth intervals shall hold.")] = 0.9,
+    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+) -> None:
+    """Add predictions to a table: a number and its interval, or a class and all probabilities.
+
+    Example: eigenoise predict houses.model new.csv --interval 0.9 --out predicted.csv
+    """
+    from eigenoise import atomic, checks
+    from eigenoise.tabular.learning import Learned
+    from eigenoise.tabular.learning import predict as add_predictions
+    from eigenoise.tabular.reading import read_table, write_table
+
+    try:
+        checks.number("--interval", interval, open_low=True, high=0.9999)
+        atomic.folder(out.parent)
+        predicted = add_predictions(Learned.load(model), read_table(table, encoding), interval)
+        write_table(predicted, out)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        typer.echo(f"eigenoise predict: {error}", err=True)
+        raise typer.Exit(2) from error
+    console().print(f"written: {out}, {len(predicted):,} rows")

@@ -1,0 +1,332 @@
+"""Tables from files: what columns are, learning, the model's file, predictions, bad input; by the command line."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from eigenoise.cli import app
+from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor, keeping
+from eigenoise.posterior import Posterior
+from eigenoise.tabular import learning
+from eigenoise.tabular.baselines import GaussianAround, ridge
+from eigenoise.tabular.learning import Learned, learn
+from eigenoise.tabular.reading import read_table
+from eigenoise.tabular.schema import MISSING, Schema
+
+SHORT = {"hidden_layer_sizes": (8,), "max_epochs": 5, "kl_weight": 0.3, "early_stopping": False}
+
+
+@pytest.fixture(scope="module")
+def houses():
+    """Numbers, texts, dates as text, gaps, a constant and a name for every row."""
+    random = np.random.default_rng(0)
+    rows = 120
+    frame = pd.DataFrame(
+        {
+            "area": random.uniform(20, 200, rows),
+            "rooms": random.integers(1, 7, rows),
+            "place": random.choice(["Rome", "Oslo", "Łódź"], rows),
+            "sold": pd.date_range("2020-01-05", periods=rows, freq="3D").strftime("%Y-%m-%d"),
+            "garden": random.choice([True, False], rows),
+            "country": "here",
+            "name": [f"house {i}" for i in range(rows)],
+        }
+    )
+    frame["price"] = 3 * frame["area"] + 50 * (frame["place"] == "Oslo") + random.normal(0, 20, rows)
+    frame["dear"] = np.where(frame["price"] > frame["price"].median(), "yes", "no")
+    frame.loc[::9, "area"] = np.nan
+    frame.loc[::11, "place"] = None
+    return frame
+
+
+@pytest.fixture(scope="module")
+def learned(houses):
+    return learn(houses, "price", drop=["dear"], **SHORT)
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+# What columns are.
+
+
+def test_kinds_of_columns_are_found(houses):
+    schema = Schema.of(houses, "price")
+    kinds = {column.name: column.kind for column in schema.columns}
+    assert kinds == {
+        "area": "number",
+        "rooms": "number",
+        "place": "category",
+        "sold": "date",
+        "garden": "number",
+        "dear": "category",
+    }
+    assert dict(schema.left_out) == {"country": "is the same in every row", "name": "is another text in every row"}
+    assert schema.task == "regression"
+    assert Schema.of(houses, "dear").task == "classification"
+    assert Schema.of(houses, "garden").task == "classification"
+    assert Schema.of(houses, "rooms").task == "regression"
+    assert Schema.of(houses, "rooms", "classification").task == "classification"
+
+
+def test_columns_become_numbers_without_gaps(houses):
+    schema = Schema.of(houses, "price", drop=["dear", "garden"])
+    x = schema.inputs(houses)
+    assert x.shape == (120, 2 + 1 + 4 + 4)  # area and its gaps, rooms, three places and none, four parts of a date
+    assert np.isfinite(x).all()
+    assert schema.inputs_count == x.shape[1]
+    gaps = houses["area"].isna().to_numpy()
+    np.testing.assert_array_equal(x[:, 1], gaps)
+    assert set(x[gaps, 0]) == {houses["area"].median()}
+    place = next(column for column in schema.columns if column.name == "place")
+    assert set(place.values) == {"Rome", "Oslo", "Łódź", MISSING}
+    days = x[:, -4]
+    np.testing.assert_array_equal(np.diff(days), 3.0)
+    assert days[0] == (pd.Timestamp("2020-01-05") - pd.Timestamp("2000-01-01")).days
+    assert x[0, -3:].tolist() == [1, 6, 0]
+
+
+def test_a_schema_is_json_and_back(houses):
+    schema = Schema.of(houses, "price")
+    again = Schema.from_json(json.loads(json.dumps(schema.to_json())))
+    assert again == schema
+    np.testing.assert_array_equal(again.inputs(houses[:7]), schema.inputs(houses)[:7])
+
+
+def test_values_that_are_new_and_gaps_that_are_new_are_borne(houses):
+    schema = Schema.of(houses, "price", drop=["dear"])
+    new = houses[:2].assign(place=["Paris", None], rooms=[np.nan, 2])
+    x = schema.inputs(new)
+    assert np.isfinite(x).all()
+    assert x[0, 3:7].sum() == 0  # a place that nothing is known of
+
+
+def test_tables_that_do_not_fit_are_refused_by_column(houses):
+    schema = Schema.of(houses, "price", drop=["dear"])
+    for wrong, message in (
+        (houses.drop(columns="area"), "no column 'area'"),
+        (houses.rename(columns={"sold": "solde"}), "no column 'sold'; is it 'solde'"),
+        (houses.assign(rooms="many"), "'rooms' must hold numbers, but row 1 is 'many'"),
+        (houses.assign(sold="soon"), "'sold' must hold dates, but row 1 is 'soon'"),
+        (houses.assign(area=np.inf), "'area' must hold finite numbers, but row 1 is infinite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            schema.inputs(wrong)
+
+
+# Learning.
+
+
+def test_learning_compares_on_rows_that_no_model_saw(learned):
+    assert learned.rows == (96, 24)
+    assert set(learned.scores) == {"eigenoise", "ridge", "gradient boosting"}
+    for own in learned.scores.values():
+        assert set(own) == {"rmse", "ll", "in50", "in90"}
+    grid = learned.grid()
+    assert grid.title == "24 rows that no model has seen"
+    assert [row[0] for row in grid.rows] == list(learned.scores)
+
+
+def test_classes_are_learned_from_text(houses):
+    found = learn(houses, "dear", drop=["price"], **{**SHORT, "max_epochs": 30})
+    assert set(found.estimator.classes_) == {"yes", "no"}
+    assert found.scores["eigenoise"]["accuracy"] > 0.6
+    assert set(found.scores["logistic regression"]) == {"accuracy", "ll", "ece"}
+    predicted = learning.predict(found, houses)
+    np.testing.assert_allclose(predicted[["dear p(no)", "dear p(yes)"]].sum(axis=1), 1.0)
+    assert set(predicted["dear prediction"]) <= {"yes", "no"}
+
+
+def test_a_class_of_one_row_and_targets_that_are_missing(houses):
+    frame = houses.assign(dear=["rare", None, *houses["dear"][2:]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn's own, of a class with one row
+        found = learn(frame, "dear", drop=["price"], **SHORT)
+    assert sum(found.rows) == 119
+
+
+def test_gaussian_noise_around_a_baseline_is_that_of_rows_left_out():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(400, 3))
+    y = x @ [1.0, 2.0, 3.0] + random.normal(0, 0.5, 400)
+    found = GaussianAround.fit(ridge(), x, y)
+    assert found.std == pytest.approx(0.5, rel=0.1)
+    low, high = found.predict_interval(x, 0.9)
+    assert 0.86 < np.mean((low <= y) & (y <= high)) < 0.94
+    wanted = torch.distributions.Normal(torch.from_numpy(found.predict(x)), found.std).log_prob(torch.from_numpy(y))
+    assert found.log_likelihood(x, y) == pytest.approx(float(wanted.mean()))
+
+
+# The model's file.
+
+
+def test_a_model_in_a_file_predicts_the_same(learned, houses, tmp_path):
+    learned.save(tmp_path / "m")
+    again = Learned.load(tmp_path / "m")
+    assert (again.schema, again.scores, again.rows) == (learned.schema, learned.scores, learned.rows)
+    for a, b in zip(learning.predict(again, houses), learning.predict(learned, houses), strict=True):
+        assert a == b
+    pd.testing.assert_frame_equal(learning.predict(again, houses), learning.predict(learned, houses))
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_estimators_are_kept_with_everything(members, tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(60, 3))
+    options = {**SHORT, "members": members, "random_state": np.random.RandomState(0)}
+    for one in (
+        BayesianMLPRegressor(**options).fit(x, x[:, :2]),
+        BayesianMLPRegressor(**options).fit(x, x[:, 0]),
+        BayesianMLPClassifier(**options).fit(x, np.where(x[:, 0] > 0, "a", "b")),
+        BayesianMLPClassifier(**options).fit(x, (x[:, 0] > 0).astype(int)),
+    ):
+        keeping.save(one, tmp_path / "m", {"of": "mine"})
+        again, notes = keeping.load(tmp_path / "m")
+        assert notes == {"of": "mine"}
+        np.testing.assert_array_equal(again.predict(x), one.predict(x))
+        assert again.predict(x).dtype.kind == one.predict(x).dtype.kind
+        assert again.kl_weight_ == one.kl_weight_
+
+
+def test_files_that_are_no_models_are_refused(learned, tmp_path):
+    path = tmp_path / "m"
+    with pytest.raises(FileNotFoundError):
+        Learned.load(path)
+    learned.save(path)
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"rubbish" * 100, whole[:20] + b"\xff" * 20 + whole[40:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is not a posterior that this version can read"):
+            Learned.load(path)
+    q = learned.estimator.posterior_
+    Posterior(q.entries, q.rest, q.likelihood).save(path)
+    with pytest.raises(ValueError, match="is not a model that this version can read"):
+        Learned.load(path)
+    keeping.save(learned.estimator, path)
+    with pytest.raises(ValueError, match="is a model, but not of a table"):
+        Learned.load(path)
+
+
+def test_a_model_of_another_version_is_refused(learned, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping, "FORMAT", 99)
+    learned.save(tmp_path / "m")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="its format is 99, this version reads 1"):
+        Learned.load(tmp_path / "m")
+
+
+# The commands.
+
+
+def test_a_table_in_predictions_out(houses, tmp_path, monkeypatch):
+    monkeypatch.setitem(BayesianMLPRegressor.__init__.__kwdefaults__, "max_epochs", 5)
+    table, model, out = (tmp_path / name for name in ("houses.csv", "new/houses.model", "out.csv"))
+    houses.to_csv(table, index=False)
+    found = run("fit", table, "--target", "price", "--drop", "dear", "--out", model, "--hidden", "8")
+    assert found.exit_code == 0, found.output
+    for word in ("regression of 'price'", "left out: 'country'", "ridge", "gradient boosting", "24 rows", "written:"):
+        assert word in found.output
+    found = run("predict", model, table, "--interval", "0.5", "--out", out)
+    assert found.exit_code == 0, found.output
+    predicted = pd.read_csv(out)
+    assert list(predicted.columns[-3:]) == ["price prediction", "price lower", "price upper"]
+    assert (predicted["price lower"] < predicted["price prediction"]).all()
+    assert len(predicted) == 120
+    wrong = tmp_path / "wrong.csv"
+    houses.drop(columns="rooms").to_csv(wrong, index=False)
+    before = out.read_bytes()
+    found = run("predict", model, wrong, "--out", out)
+    assert found.exit_code == 2
+    assert "no column 'rooms'" in found.stderr
+    assert out.read_bytes() == before
+    found = run("predict", model, out, "--out", tmp_path / "again.csv")
+    assert "has a column 'price prediction' already" in found.stderr
+    found = run("fit", table, "--target", "price", "--out", model, "--quiet", "--hidden", "8")
+    assert (found.exit_code, found.output) == (0, "")
+
+
+def test_semicolons_tabs_and_marks_for_missing(tmp_path):
+    for separator in ";\t":
+        path = tmp_path / "t.csv"
+        path.write_text(f"a{separator}b\n1{separator}?\n2{separator}3,5\n")
+        frame = read_table(path)
+        assert list(frame.columns) == ["a", "b"]
+        assert frame["b"].isna().tolist() == [True, False]
+
+
+def test_parquet_is_read_where_it_can_be(houses, tmp_path):
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"no parquet at all")
+    with pytest.raises((ValueError, ImportError), match="Parquet"):
+        read_table(path)
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        return
+    houses.to_parquet(path)
+    pd.testing.assert_frame_equal(read_table(path), houses)
+
+
+BAD = {
+    "empty": (b"", "is empty"),
+    "header": (b"a,price\n", "has a header and no rows"),
+    "one row": (b"a,price\n1,2\n", "is 2 in every row"),
+    "few rows": (b"a,price\n" + b"1,2\n2,3.5\n3,4\n" * 2, "has 6 rows with a target, and at least 20"),
+    "no target": (b"a,prize\n" + b"1,2\n" * 30, "no column 'price'; is it 'prize'"),
+    "target missing": (b"a,price\n" + b"1,\n2,\n" * 15, "'price' is missing in every row"),
+    "target constant": (b"a,price\n" + b"1,2\n2,2\n" * 15, "'price' is 2 in every row"),
+    "target alone": (b"price\n" + b"1\n2\n3\n" * 10, "no column besides the target"),
+    "column missing": (b"a,b,price\n" + b"1,,2\n2,,3\n3,,4\n" * 10, "'b' is missing in every row: leave it out"),
+    "infinity": (b"a,price\n" + b"1,2\ninf,3\n3,4\n" * 10, "'a' must hold finite numbers, but row 2 is infinite"),
+    "infinite target": (b"a,price\n" + b"1,2\n2,-inf\n3,4\n" * 10, "'price' must hold finite numbers"),
+    "latin": ("a,price\n1,2\nÄ,3\n".encode("latin-1"), "is not utf-8 text"),
+    "twice": (b"a,a,price\n" + b"1,2,3\n" * 30, "two columns of the name 'a'"),
+    "ragged": (b"a,price\n1,2\n1,2,3,4\n", "cannot be read as CSV"),
+    "wide": (
+        (",".join(f"c{i}" for i in range(10_000)) + ",price\n" + (",".join("1" * 10_000) + ",{}\n") * 30)
+        .format(*range(30))
+        .encode(),
+        "has 10,000 columns to learn from, and at most 2,000",
+    ),
+    "constant columns": (b"a,price\n" + b"1,2\n1,3\n1,4\n" * 10, "no column is left to learn from"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tables_are_named_and_nothing_is_written(name, tmp_path):
+    content, message = BAD[name]
+    table, model = tmp_path / "t.csv", tmp_path / "m"
+    table.write_bytes(content)
+    model.write_bytes(b"an older model")
+    found = run("fit", table, "--target", "price", "--out", model)
+    assert found.exit_code == 2
+    assert message in found.stderr
+    assert model.read_bytes() == b"an older model"
+    assert len(found.stderr.strip().splitlines()) == 1
+
+
+def test_bad_words_on_the_command_line(houses, tmp_path):
+    table = tmp_path / "t.csv"
+    houses.to_csv(table, index=False)
+    for more, message in (
+        (("--task", "guessing"), "task must be one of"),
+        (("--drop", "aera"), "no column 'aera'; is it 'area'"),
+        (("--hidden", "many"), "invalid literal"),
+        (("--held-out", "1.5"), "held_out must be"),
+        (("--method", "sgd"), "method must be one of"),
+        (("--encoding", "martian"), "no encoding 'martian'"),
+        (("--task", "classification"), "are no classes"),
+    ):
+        found = run("fit", table, "--target", "price", "--out", tmp_path / "m", *more)
+        assert found.exit_code == 2, found.output
+        assert message in found.stderr
+    assert run("fit", tmp_path / "none.csv", "--target", "a", "--out", tmp_path / "m").exit_code == 2
+    assert not (tmp_path / "m").exists()
