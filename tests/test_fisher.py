@@ -171,6 +171,10 @@ class TestEigen(FisherConformance):
     make = Eigen
 
 
+class TestEigenStartedAsKFAC(FisherConformance):
+    make = functools.partial(Eigen, start="kfac")
+
+
 class TestEigenWithFixedInput(FisherConformance):
     make = functools.partial(Eigen, fixed_input=True)
 
@@ -364,6 +368,33 @@ def test_eigen_with_kfac_eigenvalues_is_kfac(form):
     torch.testing.assert_close(eigen.dense(0.1), kronecker.dense(0.1), **TOL)
     V = torch.randn(P, N)
     torch.testing.assert_close(eigen.solve(V, 0.1), kronecker.solve(V, 0.1), **TOL)
+
+
+@pytest.mark.parametrize("kernel", [None, (2, 2)])
+def test_r_can_start_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
+    kronecker, eigen = Kronecker((P, N), kernel=kernel), Eigen((P, N), kernel=kernel, start="kfac")
+    for k in range(2):
+        a, g = statistics()
+        for fisher in (kronecker, eigen):
+            fisher.update(a, g)
+            fisher.commit(0.5, 0.5)
+            assert fisher.refresh()
+        if k == 0:
+            torch.testing.assert_close(eigen.dense(0.1), kronecker.dense(0.1), **TOL)
+            again = Eigen((P, N), kernel=kernel, start="kfac")
+            for name, tensor in again.state().items():
+                tensor.copy_(eigen.state()[name])
+            a, g = statistics()
+            for fisher in (eigen, again):
+                fisher.update(a, g)
+                fisher.commit(0.1, 0.1)
+                assert fisher.refresh()
+            assert torch.equal(again.R, eigen.R)
+    assert not torch.allclose(eigen.dense(0.1), kronecker.dense(0.1))
+    with pytest.raises(ValueError, match="start='kfac' needs A"):
+        Eigen((P, N), start="kfac", fixed_input=True)
+    with pytest.raises(ValueError, match="start must be one of"):
+        Eigen((P, N), start="zero")
 
 
 def test_a_change_of_basis_keeps_the_diagonal_of_the_same_matrix():

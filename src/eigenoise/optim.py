@@ -13,6 +13,7 @@ from torch import nn
 from eigenoise import checks
 from eigenoise.fisher import Diagonal, Eigen, Kronecker
 from eigenoise.fisher.base import DAMPINGS
+from eigenoise.fisher.eigen import STARTS
 from eigenoise.likelihoods import Likelihood
 from eigenoise.natural import NaturalGradient
 
@@ -89,10 +90,12 @@ class _EigenGradient(NaturalGradient):
         num_data: int,
         likelihood: Likelihood,
         damping_form: str = "exact",
+        start: str = "init",
         eig_every: int = 100,
         **options: Any,
     ):
-        structure = functools.partial(Eigen, damping_form=checks.choice("damping_form", damping_form, DAMPINGS))
+        form = checks.choice("damping_form", damping_form, DAMPINGS)
+        structure = functools.partial(Eigen, damping_form=form, start=checks.choice("start", start, STARTS))
         if damping_form != "exact" and options.get("reinit_every") is None:
             raise ValueError(
                 f"damping_form={damping_form!r} says what R is reset to: give reinit_every as well, for instance 50"
@@ -110,6 +113,7 @@ class NoisyEKFAC(_EigenGradient):
         num_data: N.
         likelihood: what the model's output means.
         damping_form: what R is set to at re-initialisations, see ``fisher.Eigen``.
+        start: ``"init"``, or ``"kfac"`` to start R as the K-FAC eigenvalues in the first basis.
         eig_every: T_eig, steps between eigendecompositions.
         **options: as for ``NaturalGradient``; ``reinit_every=50`` is the paper's re-initialisation.
     """

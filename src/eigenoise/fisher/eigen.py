@@ -16,6 +16,8 @@ from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.fisher.moments import squared_gradients
 
+STARTS = ("init", "kfac")
+
 
 class Eigen(Fisher):
     """F ≈ (Q_S⊗Q_A)·diag(R)·(Q_S⊗Q_A)ᵀ (eq. 7).
@@ -29,6 +31,8 @@ class Eigen(Fisher):
             what K-FAC has with ``"factored"`` damping. R itself is always damped exactly.
         fixed_input: Q_A stays the identity; R is exact in that basis too, and nothing is turned on that side.
         kernel: channels and taps of a convolution, for a factored Q_A, see ``taps``; R is exact in that basis too.
+        start: ``"init"``: R starts as ``init``; ``"kfac"``: and becomes the K-FAC eigenvalues in the first basis, which
+            know what the inputs are like long before R itself has seen enough.
         **options: as for ``Fisher``.
     """
 
@@ -39,9 +43,14 @@ class Eigen(Fisher):
         damping_form: str = "exact",
         fixed_input: bool = False,
         kernel: tuple[int, int] | None = None,
+        start: str = "init",
         **options: Any,
     ):
         super().__init__(shape, **options)
+        self.start = checks.choice("start", start, STARTS)
+        self._waits = torch.full((), float(start == "kfac"), **self.options)  # for its first basis
+        if fixed_input and start == "kfac":
+            raise ValueError("start='kfac' needs A, which is not gathered for layers with a fixed input")
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
         self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input, kernel)
         self.R = torch.full(self.shape, self.init, **self.options)
@@ -69,7 +78,11 @@ class Eigen(Fisher):
         if change is None:
             return False
         change.carry(carry)
-        self.R.copy_(change.of_diagonal(self.R))
+        if self._waits:
+            self.R.copy_(linalg.outer(self.factors.out.diagonal(), self.factors.inputs.diagonal()))
+            self._waits.zero_()
+        else:
+            self.R.copy_(change.of_diagonal(self.R))
         self._cache.clear()
         return True
 
@@ -112,5 +125,6 @@ class Eigen(Fisher):
         return EigenMatrixNormal(loc, self.factors.q_out.clone(), self.factors.q_in.clone(), variance)
 
     def state(self) -> dict[str, Tensor]:
-        """A, S, the basis and R."""
-        return {**self.factors.state(), "R": self.R}
+        """A, S, the basis and R; and whether R waits for its first basis."""
+        waits = {"waits": self._waits} if self.start == "kfac" else {}
+        return {**self.factors.state(), "R": self.R, **waits}
