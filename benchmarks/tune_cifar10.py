@@ -32,11 +32,17 @@ LAMBDAS = {
         "D+B": (0.001, 0.003, 0.01),
     },
     "noisy-ekfac": {
-        "plain": (0.003, 0.01, 0.03, 0.1),
-        "D": (0.003, 0.01, 0.03, 0.1),
-        "B": (0.01, 0.03, 0.1, 0.3, 1.0),
-        "D+B": (0.01, 0.03, 0.1, 0.3),
+        "plain": (0.001, 0.03, 0.1, 0.3),
+        "D": (0.001, 0.003, 0.01),
+        "B": (0.1, 0.3),
+        "D+B": (0.01, 0.03),
     },
+}
+FLAT = {  # with R started as the identity, which was tried first
+    "plain": (0.003, 0.01, 0.03, 0.1, 0.3),
+    "D": (0.003, 0.01, 0.03, 0.1),
+    "B": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "D+B": (0.01, 0.03, 0.1),
 }
 
 
@@ -55,7 +61,12 @@ def candidates(method: str, setting: Setting) -> list[dict]:
         tried = [(0.01, weight, prior_var), (0.03, weight, prior_var), (0.03, weight, prior_var / 10)]
     else:
         tried = [(0.03, weight, prior_var) for weight in LAMBDAS[method][setting.name]]
-    return [dict(zip(("lr", "kl_weight", "prior_var"), each, strict=True)) for each in tried]
+    found: list[dict] = [dict(zip(("lr", "kl_weight", "prior_var"), each, strict=True)) for each in tried]
+    if method == "noisy-ekfac":
+        found += [
+            {"lr": 0.03, "kl_weight": weight, "prior_var": prior_var, "start": "init"} for weight in FLAT[setting.name]
+        ]
+    return found
 
 
 def label(options: dict) -> str:

@@ -39,7 +39,8 @@ class Setting:
 
 SETTINGS = tuple(Setting(augmented, batch_norm) for batch_norm in (False, True) for augmented in (False, True))
 
-# The paper: T_stats = T_scale = 10, T_eig = 200, β = ω = 0.01. The moving averages start fast, as runs are short.
+# The paper: T_stats = T_scale = 10, T_eig = 200, β = ω = 0.01. The moving averages start fast, as runs are short, and R
+# starts as K-FAC's eigenvalues.
 _NATURAL = {
     "momentum": 0.9,
     "damping": 1e-3,
@@ -51,11 +52,11 @@ _NATURAL = {
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"momentum": 0.9},
     "kfac": {**_NATURAL, "inv_every": 200},
-    "ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200},
+    "ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200, "start": "kfac"},
     "bbb": {},
     "noisy-adam": {**_NATURAL, "ema_scale": 0.01},
     "noisy-kfac": {**_NATURAL, "inv_every": 200},
-    "noisy-ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200},
+    "noisy-ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200, "start": "kfac"},
 }
 
 # Step size, λ and η for plain, D, B and D+B, chosen on held-out images with so many training images.
