@@ -11,8 +11,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import tune_cifar10
+
 from eigenoise import atomic
+from eigenoise.figures import LABELS
+from eigenoise.report import Grid
 from eigenoise.vision import show
+from eigenoise.vision.recipes import SETTINGS
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -32,17 +37,38 @@ def budget(results: list[dict]) -> str:
     )
 
 
+def tried() -> Grid:
+    """All candidates with their log-likelihood and accuracy on held-out images, the chosen ones bold."""
+    rows, bold = [], set()
+    for method in tune_cifar10.METHODS:
+        for setting in SETTINGS:
+            scored = tune_cifar10.scored(method, setting)
+            best = max((likelihood for _, likelihood, _ in scored), default=None)
+            for options, likelihood, accuracy in scored:
+                if likelihood == best:
+                    bold.add((len(rows), 3))
+                words = ", ".join(f"{name} {value}" for name, value in options.items())
+                rows.append([LABELS[method], setting.name, words, f"{likelihood:.4f}", f"{accuracy:.1%}"])
+    heading = ["method", "setting", "tried", "log-likelihood", "right"]
+    title = (
+        f"What was tried: {tune_cifar10.STEPS} steps on 5,000 images, a quarter of VGG16's width, 5,000 held-out images"
+    )
+    return Grid(title, heading, rows, frozenset(bold))
+
+
 def page() -> str:
     """The tables of all sections, in Markdown."""
     parts = [
         "# Results of the classification study\n",
         "Written by `python benchmarks/vision_pages.py` from the files in `benchmarks/results`, which "
-        "`make classification` wrote; what they mean is in [the classification study](classification.md).\n",
+        "`make classification` and `python benchmarks/tune_cifar10.py` wrote; what they mean is in "
+        "[the classification study](classification.md).\n",
     ]
     for folder, title in SECTIONS.items():
         results = show.collect(RESULTS / folder)
         if results:
             parts += [f"## {title}\n", budget(results), show.markdown(results)]
+    parts += ["## How λ, η and the step size were chosen\n", tried().markdown()]
     return "\n".join(parts)
 
 

@@ -120,6 +120,11 @@ def test_the_results_page_is_what_the_result_files_say():
     assert (ROOT / "docs" / "results.md").read_text() == benchmark("study_pages").page()
 
 
+def test_the_classification_page_is_what_the_result_files_say(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    assert (ROOT / "docs" / "classification_results.md").read_text() == benchmark("vision_pages").page()
+
+
 def test_committed_results_are_of_the_present_settings():
     """Whoever changes a preset must run the study again."""
     folder = ROOT / "benchmarks" / "results" / "uci"

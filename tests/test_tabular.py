@@ -77,6 +77,22 @@ def test_kinds_of_columns_are_found(houses):
     assert Schema.of(houses, "rooms", "classification").task == "classification"
 
 
+@pytest.mark.parametrize(
+    ("texts", "kind"),
+    [
+        (["Mon", "Tue"], "category"),
+        (["May", "June"], "category"),
+        (["1-2", "3-4"], "category"),
+        (["2021-05-03", "03.05.2022 12:30"], "date"),
+        (["3 May 2021", "4 June 2022"], "date"),
+        (["2021-05-03", "unknown 2021"], "category"),
+    ],
+)
+def test_texts_are_dates_only_with_a_year(texts, kind):
+    frame = pd.DataFrame({"a": texts * 10, "y": np.arange(20.0)})
+    assert Schema.of(frame, "y").columns[0].kind == kind
+
+
 def test_columns_become_numbers_without_gaps(houses):
     schema = Schema.of(houses, "price", drop=["dear", "garden"])
     x = schema.inputs(houses)

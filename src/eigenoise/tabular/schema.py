@@ -217,7 +217,7 @@ def _column(values: pd.Series) -> Column | str:
         return "is the same in every row"
     if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
         return Column(name, "number", (float(np.median(_numbers(present))),), gaps)
-    if pd.api.types.is_datetime64_any_dtype(values) or _parse_dates(present).notna().all():
+    if pd.api.types.is_datetime64_any_dtype(values) or _are_dates(present):
         parts = _date_parts(_dates(present))
         return Column(name, "date", tuple(float(np.median(part)) for part in parts), gaps)
     texts = pd.Series(_texts(values))
@@ -249,6 +249,11 @@ def _numbers(values: pd.Series) -> np.ndarray:
 def _texts(values: pd.Series) -> np.ndarray:
     present = values.notna().to_numpy()
     return np.array([str(v) if there else MISSING for v, there in zip(values, present, strict=True)], dtype=object)
+
+
+def _are_dates(values: pd.Series) -> bool:
+    """Whether all are dates with a year of four digits: "May" and "3-4" can be read as dates, but hardly are."""
+    return bool(values.astype(str).str.contains(r"\b(?:19|20)\d\d").all() and _parse_dates(values).notna().all())
 
 
 def _parse_dates(values: pd.Series) -> pd.Series:
