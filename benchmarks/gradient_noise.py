@@ -34,7 +34,7 @@ WAYS = {
 def trained(x, y, epochs):
     torch.manual_seed(0)
     model, likelihood = en.models.MLP(13, [50], 1), en.GaussianLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=len(x), likelihood=likelihood, lr=0.01)
+    opt = en.NoisyEKFAC(model, num_data=len(x), likelihood=likelihood, lr=0.01, start="init")
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(10):
             step(opt, x[rows], y[rows])
@@ -60,6 +60,7 @@ def like(opt, **options):
         lr=0.0,
         stats_every=10**9,
         eig_every=10**9,
+        start="init",
         **options,
     )
     for slot, old in zip(twin.slots, opt.slots, strict=True):

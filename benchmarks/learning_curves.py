@@ -64,6 +64,7 @@ def run(network, options, train, held_out, seed, steps):
         stats_every=10,
         eig_every=100,
         damping=1e-3,
+        start="init",
         generator=torch.Generator().manual_seed(seed),
         **options,
     )

@@ -216,6 +216,8 @@ def build(
         "warmup": False,
         "generator": torch.Generator().manual_seed(3),
     }
+    if method in (en.EKFAC, en.NoisyEKFAC):
+        settings["start"] = "init"  # R is then what was seen, even at the first step
     return method(model, likelihood=likelihood or en.CategoricalLikelihood(), **{**settings, **options})
 
 

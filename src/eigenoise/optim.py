@@ -90,7 +90,7 @@ class _EigenGradient(NaturalGradient):
         num_data: int,
         likelihood: Likelihood,
         damping_form: str = "exact",
-        start: str = "init",
+        start: str = "kfac",
         eig_every: int = 100,
         **options: Any,
     ):
@@ -113,7 +113,8 @@ class NoisyEKFAC(_EigenGradient):
         num_data: N.
         likelihood: what the model's output means.
         damping_form: what R is set to at re-initialisations, see ``fisher.Eigen``.
-        start: ``"init"``, or ``"kfac"`` to start R as the K-FAC eigenvalues in the first basis.
+        start: ``"kfac"``: R becomes the K-FAC eigenvalues in the first basis; ``"init"``: it only ever averages what it
+            sees, which takes long in a large network.
         eig_every: T_eig, steps between eigendecompositions.
         **options: as for ``NaturalGradient``; ``reinit_every=50`` is the paper's re-initialisation.
     """

@@ -71,7 +71,7 @@ _PAPER_METHODS: Mapping[str, Mapping[str, Any]] = {
     "bbb": {**_PAPER_COMMON, "lr": 1e-3},  # the paper does not say: Adam's own default
     "noisy-adam": {**_PAPER_NATURAL, "ema_scale": 0.001},
     "noisy-kfac": {**_PAPER_NATURAL, "inv_every": 5, "damping_form": "factored"},
-    "noisy-ekfac": {**_PAPER_NATURAL, "ema_scale": 0.01, "eig_every": 5, "reinit_every": 50},
+    "noisy-ekfac": {**_PAPER_NATURAL, "ema_scale": 0.01, "eig_every": 5, "reinit_every": 50, "start": "init"},
 }
 
 
@@ -142,8 +142,10 @@ def best_recipe(
         optimizer["lr"] = lr
     if damping_form is not None:
         optimizer["damping_form"] = damping_form
-    if method == "noisy-ekfac" and damping_form == "factored":
-        optimizer["reinit_every"] = 50
+    if method == "noisy-ekfac":
+        optimizer["start"] = "init"
+        if damping_form == "factored":
+            optimizer["reinit_every"] = 50
     return Recipe(
         epochs=epochs,
         decay=0.1,

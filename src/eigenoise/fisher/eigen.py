@@ -32,7 +32,7 @@ class Eigen(Fisher):
         fixed_input: Q_A stays the identity; R is exact in that basis too, and nothing is turned on that side.
         kernel: channels and taps of a convolution, for a factored Q_A, see ``taps``; R is exact in that basis too.
         start: ``"init"``: R starts as ``init``; ``"kfac"``: and becomes the K-FAC eigenvalues in the first basis, which
-            know what the inputs are like long before R itself has seen enough.
+            know what the inputs are like long before R itself has seen enough. With a fixed input there are none.
         **options: as for ``Fisher``.
     """
 
@@ -47,10 +47,8 @@ class Eigen(Fisher):
         **options: Any,
     ):
         super().__init__(shape, **options)
-        self.start = checks.choice("start", start, STARTS)
-        self._waits = torch.full((), float(start == "kfac"), **self.options)  # for its first basis
-        if fixed_input and start == "kfac":
-            raise ValueError("start='kfac' needs A, which is not gathered for layers with a fixed input")
+        self.start = "init" if fixed_input else checks.choice("start", start, STARTS)
+        self._waits = torch.full((), float(self.start == "kfac"), **self.options)  # for its first basis
         self.damping_form = checks.choice("damping_form", damping_form, DAMPINGS)
         self.factors: KroneckerFactors = KroneckerFactors(self.shape, self.init, self.options, fixed_input, kernel)
         self.R = torch.full(self.shape, self.init, **self.options)
