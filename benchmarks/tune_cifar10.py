@@ -24,21 +24,21 @@ from eigenoise.vision.study import FORMAT, Run, run_cifar10
 STEPS = 400
 METHODS = ("sgd", "kfac", "noisy-kfac", "noisy-ekfac")
 OUT = Path(__file__).parent / "results" / "cifar10_tuning"
-LAMBDAS = {
+NOISY = {  # step size and λ
     "noisy-kfac": {
-        "plain": (0.0003, 0.001, 0.003),
-        "D": (0.0003, 0.001, 0.003),
-        "B": (0.003, 0.01, 0.03),
-        "D+B": (0.001, 0.003, 0.01),
+        "plain": ((0.03, 0.0003), (0.03, 0.001), (0.03, 0.003)),
+        "D": ((0.03, 0.0003), (0.03, 0.001), (0.03, 0.003)),
+        "B": ((0.03, 0.003), (0.03, 0.01), (0.03, 0.03)),
+        "D+B": ((0.03, 0.001), (0.03, 0.003), (0.03, 0.01)),
     },
     "noisy-ekfac": {
-        "plain": (0.001, 0.03, 0.1, 0.3),
-        "D": (0.001, 0.003, 0.01),
-        "B": (0.1, 0.3),
-        "D+B": (0.01, 0.03),
+        "plain": ((0.03, 0.001), (0.03, 0.03), (0.03, 0.1), (0.03, 0.3)),
+        "D": ((0.01, 0.001), (0.03, 0.003), (0.03, 0.01), (0.03, 0.03)),
+        "B": ((0.03, 0.1), (0.03, 0.3)),
+        "D+B": ((0.03, 0.01), (0.03, 0.03), (0.03, 0.1)),
     },
 }
-FLAT = {  # with R started as the identity, which was tried first
+FLAT = {  # λ of noisy EK-FAC with R started as the identity: tried first, and not to be chosen
     "plain": (0.003, 0.01, 0.03, 0.1, 0.3),
     "D": (0.003, 0.01, 0.03, 0.1),
     "B": (0.01, 0.03, 0.1, 0.3, 1.0),
@@ -60,7 +60,7 @@ def candidates(method: str, setting: Setting) -> list[dict]:
     elif method == "kfac":
         tried = [(0.01, weight, prior_var), (0.03, weight, prior_var), (0.03, weight, prior_var / 10)]
     else:
-        tried = [(0.03, weight, prior_var) for weight in LAMBDAS[method][setting.name]]
+        tried = [(lr, weight, prior_var) for lr, weight in NOISY[method][setting.name]]
     found: list[dict] = [dict(zip(("lr", "kl_weight", "prior_var"), each, strict=True)) for each in tried]
     if method == "noisy-ekfac":
         found += [
@@ -119,8 +119,8 @@ def scored(method: str, setting: Setting) -> list[tuple[dict, float, float]]:
 
 
 def chosen(method: str, setting: Setting) -> dict:
-    """The candidate with the highest log-likelihood."""
-    return max(scored(method, setting), key=lambda each: each[1])[0]
+    """The candidate with the highest log-likelihood, R started as by default."""
+    return max((each for each in scored(method, setting) if "start" not in each[0]), key=lambda each: each[1])[0]
 
 
 def show_candidates(method: str, setting: Setting) -> None:

@@ -42,10 +42,9 @@ def tried() -> Grid:
     rows, bold = [], set()
     for method in tune_cifar10.METHODS:
         for setting in SETTINGS:
-            scored = tune_cifar10.scored(method, setting)
-            best = max((likelihood for _, likelihood, _ in scored), default=None)
-            for options, likelihood, accuracy in scored:
-                if likelihood == best:
+            best = tune_cifar10.chosen(method, setting)
+            for options, likelihood, accuracy in tune_cifar10.scored(method, setting):
+                if options == best:
                     bold.add((len(rows), 3))
                 words = ", ".join(f"{name} {value}" for name, value in options.items())
                 rows.append([LABELS[method], setting.name, words, f"{likelihood:.4f}", f"{accuracy:.1%}"])
