@@ -42,6 +42,7 @@ ORDER = [
     "turns",
     "natural",
     "optim",
+    "spectra",
     "bbb",
     "norms",
     "predict",

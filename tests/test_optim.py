@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import eigenoise as en
+from eigenoise.spectra import spectra
 
 TOL = {"rtol": 1e-9, "atol": 1e-11}
 NATURAL = [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.EKFAC, en.KFAC]
@@ -313,6 +314,26 @@ def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
             fisher.dense(0.0), torch.kron(fisher.factors.out.moments, fisher.factors.inputs.moments)
         )
         assert is_kfac == (k % 3 == 0)
+
+
+def test_spectra_are_those_of_the_layers(data):
+    opt = build(en.NoisyEKFAC, stats_every=1, eig_every=1)
+    for _ in range(3):
+        step(opt, *data)
+    found = spectra(opt, points=5)
+    assert list(found) == [slot.name for slot in opt.slots]
+    for slot in opt.slots:
+        own, fisher = found[slot.name], slot.fisher
+        S, A = fisher.factors.out.moments, fisher.factors.inputs.moments
+        products = torch.outer(torch.linalg.eigvalsh(S), torch.linalg.eigvalsh(A)).flatten().sort().values
+        assert own["kfac"][0] == pytest.approx(float(products[0]), abs=1e-12)
+        assert own["kfac"][-1] == pytest.approx(float(products[-1]))
+        assert (own["R"][0], own["R"][-1]) == (float(fisher.R.min()), float(fisher.R.max()))
+        assert own["R"] == sorted(own["R"])
+        assert len(own["R"]) == len(own["kfac"]) == len(own["R where kfac"]) == 5
+    assert spectra(build(en.NoisyAdam)) == spectra(build(en.NoisyKFAC)) == {}
+    with pytest.raises(ValueError, match="points must be at least 2"):
+        spectra(opt, points=1)
 
 
 def test_a_form_of_damping_that_would_do_nothing_is_refused():

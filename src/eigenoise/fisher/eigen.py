@@ -77,22 +77,26 @@ class Eigen(Fisher):
             return False
         change.carry(carry)
         if self._waits:
-            self.R.copy_(linalg.outer(self.factors.out.diagonal(), self.factors.inputs.diagonal()))
+            self.R.copy_(self.kfac())
             self._waits.zero_()
         else:
             self.R.copy_(change.of_diagonal(self.R))
         self._cache.clear()
         return True
 
+    def kfac(self) -> Tensor:
+        """What K-FAC takes for R: Λ_S⊗Λ_A ``(..., p, n)``, from A and S of now in the current basis."""
+        return linalg.outer(self.factors.out.diagonal(), self.factors.inputs.diagonal())
+
     def reinitialise(self, damping: float) -> None:
         """R ← the K-FAC eigenvalues in the current basis, so that K-FAC would do the next step (section 6.1).
 
         Λ_S⊗Λ_A, or with factored damping (Λ_S + √γ/π)⊗(Λ_A + π√γ) − γ.
         """
-        values = self.factors.out.diagonal(), self.factors.inputs.diagonal()
         if self.damping_form == "exact":
-            self.R.copy_(linalg.outer(*values))
+            self.R.copy_(self.kfac())
         else:
+            values = self.factors.out.diagonal(), self.factors.inputs.diagonal()
             self.R.copy_(linalg.outer(*linalg.factored_damping(*values, damping)) - damping)
         self._cache.clear()
 

@@ -15,7 +15,8 @@ import torch
 
 from eigenoise import atomic, checks, models, runs
 from eigenoise.data import Images, images
-from eigenoise.natural import CONV_BASES
+from eigenoise.natural import CONV_BASES, NaturalGradient
+from eigenoise.spectra import spectra
 from eigenoise.vision.recipes import METHODS, Setting, recipe
 from eigenoise.vision.scores import corrupted, evaluate
 from eigenoise.vision.training import Training
@@ -142,6 +143,7 @@ def run_cifar10(
         "settings": run.settings(),
         "scores": evaluate(training, test, strange, run.samples, damaged=damaged, on_pass=on_pass),
         "curve": training.curve,
+        "spectra": spectra(training.optimizer) if isinstance(training.optimizer, NaturalGradient) else {},
         "epochs": training.epochs,
         "seconds": seconds,
         "device": target.type,
