@@ -60,6 +60,7 @@ ORDER = [
     "tabular",
     "demo",
     "bench",
+    "page",
     "cli",
     "__main__",
 ]
@@ -67,7 +68,7 @@ FISHER_ORDER = ["moments", "sides", "taps", "factors", "base", "diagonal", "kron
 DATA_ORDER = ["files", "tables", "uci", "images", "transforms", "__init__"]
 MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"]
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
-CLI_ORDER = ["base", "tables", "demo", "uci", "cifar10", "bench", "data", "__init__"]
+CLI_ORDER = ["base", "tables", "report", "demo", "uci", "cifar10", "bench", "data", "__init__"]
 VISION_ORDER = ["point", "recipes", "training", "scores", "study", "show", "__init__"]
 ESTIMATOR_ORDER = ["rows", "network", "progress", "mlp", "keeping", "__init__"]
 TABULAR_ORDER = ["reading", "schema", "baselines", "learning", "__init__"]

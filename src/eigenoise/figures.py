@@ -181,6 +181,49 @@ def reliability(panels_of: Mapping[str, Mapping[str, Mapping[str, Sequence[float
     return _save(figure, stem)
 
 
+def predicted(points: Mapping[str, Sequence[float]], stem: Path) -> list[Path]:
+    """Predicted against true targets with intervals; and the parts of the predictive standard deviation.
+
+    Args:
+        points: ``true``, ``mean``, ``lower``, ``upper``, ``noise`` and ``weights``, a number for each row.
+        stem: path without suffix.
+    """
+    true, mean, lower, upper, noise, weights = (
+        np.asarray(points[key]) for key in ("true", "mean", "lower", "upper", "noise", "weights")
+    )
+    figure, panels = _panels(2, width=3.8, height=3.4)
+    ends = [min(true.min(), mean.min()), max(true.max(), mean.max())]
+    panels[0].plot(ends, ends, color="#cccccc", lw=0.8)
+    panels[0].errorbar(
+        true, mean, np.maximum(0.0, [mean - lower, upper - mean]), fmt="o", ms=2.5, lw=0.5, color=COLORS["noisy-kfac"]
+    )
+    panels[0].set(xlabel="true", ylabel="predicted, with its interval")
+    order = np.argsort(noise**2 + weights**2)
+    place = np.arange(1, len(order) + 1)
+    total = np.sqrt(noise**2 + weights**2)[order]
+    share = (weights**2 / np.maximum(1e-300, noise**2 + weights**2))[order]
+    panels[1].fill_between(place, total * share, color=COLORS["noisy-ekfac"], lw=0, label="weights")
+    panels[1].fill_between(place, total * share, total, color="#e8c9c4", lw=0, label="noise")
+    panels[1].set(xlabel="rows, surest first", ylabel="standard deviation, by share of variance")
+    _label(figure, panels)
+    return _save(figure, stem)
+
+
+def spectra(layers: Mapping[str, Mapping[str, Sequence[float]]], stem: Path) -> list[Path]:
+    """The sorted spectrum of R beside K-FAC's products, a panel for each layer."""
+    figure, panels = _panels(len(layers), width=2.6, height=2.3)
+    for panel, (name, own) in zip(panels, layers.items(), strict=True):
+        for key, color, text in (
+            ("kfac", COLORS["noisy-kfac"], "K-FAC: Λ_S⊗Λ_A"),
+            ("R", COLORS["noisy-ekfac"], "EK-FAC: R"),
+        ):
+            values = np.maximum(np.asarray(own[key]), 1e-16)
+            panel.plot(np.linspace(0, 1, len(values)), values, color=color, lw=1.2, label=text)
+        panel.set(title=name, yscale="log")
+    _label(figure, panels, "share of directions, flattest first", "second moment of the gradient")
+    return _save(figure, stem)
+
+
 def _panels(count: int, width: float, height: float) -> tuple[Any, list[Any]]:
     import matplotlib
 

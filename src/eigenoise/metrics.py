@@ -62,6 +62,10 @@ class Reliability:
         """The expected calibration error: mean distance between confidence and accuracy."""
         return (self.weight * (self.confidence - self.accuracy).abs()).sum()
 
+    def to_json(self) -> dict[str, list[float]]:
+        """As JSON knows it."""
+        return {name: getattr(self, name).tolist() for name in ("weight", "confidence", "accuracy")}
+
 
 def reliability(probs: Tensor, y: Tensor, bins: int = BINS) -> Reliability:
     """How often predictions ``probs (b, c)`` of each confidence are right, in bins of equal width."""

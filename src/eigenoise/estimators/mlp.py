@@ -28,10 +28,12 @@ from eigenoise.estimators.network import (
 )
 from eigenoise.estimators.progress import shown
 from eigenoise.estimators.rows import Rows, Scale
+from eigenoise.natural import NaturalGradient
 from eigenoise.posterior import Posterior
 from eigenoise.predict import predict
 from eigenoise.predictive import CategoricalMixture, GaussianMixture, Predictive
 from eigenoise.presets import METHODS
+from eigenoise.spectra import spectra
 
 FEW = 2_000  # rows up to which held-out parts cover the whole table
 
@@ -125,6 +127,7 @@ class _BayesianMLP(BaseEstimator):
             for epoch in stack.passes(choice.epochs):
                 progress("all rows", epoch / choice.epochs)
         self.take_over(plan, scale, choice, stack.model, stack.optimizer.posterior, self.members)
+        self.spectra_ = spectra(stack.optimizer) if isinstance(stack.optimizer, NaturalGradient) else {}
         stack.optimizer.close()
 
     def take_over(
@@ -197,6 +200,7 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
         n_iter_: passes over all rows.
         validation_log_likelihood_: of a held-out row in standardised units, NaN without held-out rows.
         noise_scale_: factor on the noise's standard deviation for each target.
+        spectra_: of each layer's Fisher, see ``eigenoise.spectra``; only by EK-FAC.
         one_target_: whether ``y`` had no axis for targets.
 
     Sample weights count observations: a row of weight two is two equal rows.

@@ -20,6 +20,7 @@ from eigenoise.tabular.schema import Schema
 if TYPE_CHECKING:
     import pandas as pd
 
+SHOWN = 300  # rows whose predictions are kept for a picture
 FEWEST = 20  # rows with a target
 LEAST = 1e-12  # probability that is counted, so that one surprise does not make a mean infinite
 
@@ -33,16 +34,19 @@ class Learned:
         schema: of the table.
         scores: of each method on held-out rows, by measure.
         rows: how many it learned from and how many were held out.
+        details: of predictions for held-out rows and of the networks, for a report.
     """
 
     estimator: keeping.Estimator
     schema: Schema
     scores: dict[str, dict[str, float]]
     rows: tuple[int, int]
+    details: dict[str, Any]
 
     def save(self, path: Path) -> None:
         """In one file without code."""
         notes = {"schema": self.schema.to_json(), "scores": self.scores, "rows": list(self.rows)}
+        notes["details"] = self.details
         keeping.save(self.estimator, path, notes)
 
     @classmethod
@@ -56,7 +60,7 @@ class Learned:
         try:
             schema = Schema.from_json(notes["schema"])
             learned, held_out = notes["rows"]
-            found = cls(estimator, schema, notes["scores"], (int(learned), int(held_out)))
+            found = cls(estimator, schema, notes["scores"], (int(learned), int(held_out)), notes["details"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is a model, but not of a table: {error}") from error
         width = schema.inputs_count
@@ -116,15 +120,15 @@ def learn(
     rows = len(parts[0]), len(parts[1])
     estimator: keeping.Estimator
     if classes:
-        estimator, scores = _classify(parts, seed, options)
+        estimator, scores, details = _classify(parts, seed, options)
     else:
-        estimator, scores = _regress(parts, seed, options)
-    return Learned(estimator, schema, scores, rows)
+        estimator, scores, details = _regress(parts, seed, options)
+    return Learned(estimator, schema, scores, rows, {**details, "spectra": estimator.spectra_})
 
 
 def _regress(
     parts: list[np.ndarray], seed: int, options: dict[str, Any]
-) -> tuple[BayesianMLPRegressor, dict[str, dict[str, float]]]:
+) -> tuple[BayesianMLPRegressor, dict[str, dict[str, float]], dict[str, Any]]:
     x, x_test, y, y_test = parts
     own = BayesianMLPRegressor(random_state=seed, **options).fit(x, y)
     models: dict[str, BayesianMLPRegressor | GaussianAround] = {"eigenoise": own}
@@ -137,16 +141,21 @@ def _regress(
             inside[f"in{100 * level:.0f}"] = float(np.mean((low <= y_test) & (y_test <= high)))
         error = float(np.sqrt(np.mean((model.predict(x_test) - y_test) ** 2)))
         scores[name] = {"rmse": error, "ll": model.log_likelihood(x_test, y_test), **inside}
-    return own, scores
+    some = own.predictive(x_test[:SHOWN])
+    ends = some.interval(0.9)
+    columns: dict[str, torch.Tensor] = {"mean": some.mean, "lower": ends[0], "upper": ends[1]}
+    columns |= {"noise": some.noise_stddev, "weights": some.weights_stddev}
+    points = {"true": y_test[:SHOWN].tolist(), **{name: part.flatten().tolist() for name, part in columns.items()}}
+    return own, scores, {"points": points}
 
 
 def _classify(
     parts: list[np.ndarray], seed: int, options: dict[str, Any]
-) -> tuple[BayesianMLPClassifier, dict[str, dict[str, float]]]:
+) -> tuple[BayesianMLPClassifier, dict[str, dict[str, float]], dict[str, Any]]:
     x, x_test, y, y_test = parts
     own = BayesianMLPClassifier(random_state=seed, **options).fit(x, y)
     others = {name: make().fit(x, y) for name, make in CLASSIFIERS.items()}
-    scores = {}
+    scores, reliability = {}, {}
     for name, model in {"eigenoise": own, **others}.items():
         probs, classes = model.predict_proba(x_test), list(model.classes_)
         truth = np.array([[label == known for known in classes] for label in y_test])
@@ -155,7 +164,8 @@ def _classify(
         bins = metrics.reliability(torch.from_numpy(probs[known]), torch.from_numpy(truth[known].argmax(1)))
         likelihood = np.log(np.maximum(LEAST, (probs * truth).sum(1))).mean()
         scores[name] = {"accuracy": float(right.mean()), "ll": float(likelihood), "ece": float(bins.error)}
-    return own, scores
+        reliability[name] = bins.to_json()
+    return own, scores, {"reliability": reliability["eigenoise"]}
 
 
 def predict(learned: Learned, frame: pd.DataFrame, coverage: float = 0.9) -> pd.DataFrame:

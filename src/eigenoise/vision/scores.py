@@ -76,11 +76,7 @@ def scores(probs: Tensor, y: Tensor) -> dict[str, Any]:
         "nll": float(-probs.gather(-1, y.unsqueeze(-1)).clamp_min(1e-300).log().mean()),
         "brier": float(metrics.brier(probs, y)),
         "ece": float(bins.error),
-        "reliability": {
-            "weight": bins.weight.tolist(),
-            "confidence": bins.confidence.tolist(),
-            "accuracy": bins.accuracy.tolist(),
-        },
+        "reliability": bins.to_json(),
     }
 
 

@@ -93,16 +93,33 @@ def markdown(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def pictures(results: Sequence[Mapping[str, Any]], out: Path, prefix: str = "") -> list[Path]:
-    """Training curves and reliability of the first seed in ``out``, under names that begin with ``prefix``."""
+    """Training curves and reliability in ``out``, under names that begin with ``prefix``."""
+    return [*curves(results, out / f"{prefix}curves"), *reliability(results, out / f"{prefix}reliability")]
+
+
+def curves(results: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """Training losses of the first seed."""
+    panels = {
+        name: {method: [loss for loss, _ in result["curve"]] for method, result in own.items()}
+        for name, own in _first(results).items()
+    }
+    return figures.losses(panels, SMOOTH, stem)
+
+
+def reliability(results: Sequence[Mapping[str, Any]], stem: Path) -> list[Path]:
+    """How often predictions of the first seed are right."""
+    panels = {
+        name: {method: _best(result)["reliability"] for method, result in own.items()}
+        for name, own in _first(results).items()
+    }
+    return figures.reliability(panels, stem)
+
+
+def _first(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The first seed's results by setting and method."""
     table = by_method(results)
     settings = [s.name for s in SETTINGS if any(s.name in row for row in table.values())]
-    first = {name: {method: row[name][0] for method, row in table.items() if name in row} for name in settings}
-    curves = {name: {m: [loss for loss, _ in r["curve"]] for m, r in own.items()} for name, own in first.items()}
-    bins = {name: {m: _best(r)["reliability"] for m, r in own.items()} for name, own in first.items()}
-    return [
-        *figures.losses(curves, SMOOTH, out / f"{prefix}curves"),
-        *figures.reliability(bins, out / f"{prefix}reliability"),
-    ]
+    return {name: {method: row[name][0] for method, row in table.items() if name in row} for name in settings}
 
 
 def _best(result: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,31 @@
+"""``eigenoise report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eigenoise.cli.base import app, console
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder with results of uci, cifar10, fit or bench.")],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+) -> None:
+    """Make one page to look at from all results in a folder, with every picture in it.
+
+    Example: eigenoise report results --out report.html
+    """
+    from eigenoise import atomic, page
+
+    try:
+        atomic.folder(out.parent)
+        with console().status("drawing"):
+            page.write(folder, out)
+    except (OSError, ValueError) as error:
+        typer.echo(f"eigenoise report: {error}", err=True)
+        raise typer.Exit(2) from error
+    console().print(f"written: {out}")
