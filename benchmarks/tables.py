@@ -1,0 +1,101 @@
+"""The regressor with its defaults on real tables, beside ridge and gradient boosting with Gaussian noise.
+
+For each table, random divisions into 80 % to learn from and 20 % to test on; nothing is tuned.
+
+    python benchmarks/tables.py [--tables boston,wine] [--divisions 5] [--show]
+
+Results are written to benchmarks/results/tables.json as they come; what is there is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import track
+from sklearn import datasets
+from sklearn.model_selection import train_test_split
+
+from eigenoise import atomic, runs
+from eigenoise.data import uci
+from eigenoise.estimators import BayesianMLPRegressor
+from eigenoise.tabular.baselines import REGRESSORS, GaussianAround
+
+OUT = Path(__file__).parent / "results" / "tables.json"
+UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "wine", "yacht")
+ROWS = 5_000  # of larger tables, so many are drawn
+
+
+def load(name: str) -> tuple[np.ndarray, np.ndarray]:
+    if name == "diabetes":
+        return datasets.load_diabetes(return_X_y=True)
+    table = uci.load(name)
+    return table.x, table.y
+
+
+def scores(model, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    inside = {}
+    for level in (0.5, 0.9):
+        low, high = model.predict_interval(x, level)
+        inside[f"in{100 * level:.0f}"] = float(np.mean((low <= y) & (y <= high)))
+    error = float(np.sqrt(np.mean((model.predict(x) - y) ** 2)))
+    return {"rmse": error, "ll": model.log_likelihood(x, y), **inside}
+
+
+def run(name: str, division: int) -> dict:
+    x, y = load(name)
+    if len(y) > ROWS:
+        some = np.random.default_rng(division).choice(len(y), ROWS, replace=False)
+        x, y = x[some], y[some]
+    x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=division)
+    began = time.perf_counter()
+    own = BayesianMLPRegressor(random_state=division).fit(x, y)
+    seconds = time.perf_counter() - began
+    models = {"eigenoise": own, **{kind: GaussianAround.fit(make(), x, y) for kind, make in REGRESSORS.items()}}
+    return {
+        "rows": len(y),
+        "seconds": seconds,
+        "kl_weight": own.kl_weight_,
+        "epochs": own.n_iter_,
+        "scores": {kind: scores(model, x_test, y_test) for kind, model in models.items()},
+    }
+
+
+def show(results: dict) -> None:
+    print(f"{'table':10} {'rows':>6} {'s':>5} | {'in 90 %':>7} | log-likelihood: eigenoise, less ridge, less boosting")
+    for name, divisions in results["tables"].items():
+        each = list(divisions.values())
+        by = {kind: np.array([d["scores"][kind]["ll"] for d in each]) for kind in each[0]["scores"]}
+        cells = [f"{by['eigenoise'].mean():8.3f}"]
+        for kind in REGRESSORS:
+            less = by["eigenoise"] - by[kind]
+            cells.append(f"{less.mean():+.3f} ± {less.std(ddof=1) / len(less) ** 0.5:.3f}" if len(less) > 1 else "")
+        inside = np.mean([d["scores"]["eigenoise"]["in90"] for d in each])
+        seconds = np.mean([d["seconds"] for d in each])
+        print(f"{name:10} {each[0]['rows']:6} {seconds:5.1f} | {inside:7.1%} | {'  '.join(cells)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default=",".join(("diabetes", *UCI)))
+    parser.add_argument("--divisions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", action="store_true")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    results = json.loads(args.out.read_text()) if args.out.exists() else {"tables": {}}
+    if not args.show:
+        todo = [(name, str(i)) for name in args.tables.split(",") for i in range(args.divisions)]
+        for name, division in track([one for one in todo if one[1] not in results["tables"].get(one[0], {})], "tables"):
+            results["tables"].setdefault(name, {})[division] = run(name, int(division))
+            atomic.write_json(args.out, {**results, "environment": runs.environment()})
+    show(results)
+
+
+if __name__ == "__main__":
+    main()
