@@ -181,6 +181,41 @@ def test_what_is_given_is_not_chosen(diabetes):
     assert np.isfinite(given.validation_log_likelihood_)
 
 
+def test_without_early_stopping_all_passes_are_made(diabetes):
+    x = diabetes[0]
+    one = BayesianMLPRegressor(**{**SHORT, "max_epochs": 7}, early_stopping=False).fit(
+        x, np.random.default_rng(0).normal(size=300)
+    )
+    assert one.n_iter_ == 7
+    assert np.isfinite(one.validation_log_likelihood_)
+
+
+def test_numbers_of_numpys_are_numbers(diabetes):
+    x, y, *_ = diabetes
+    options = {
+        "batch_size": np.int64(20),
+        "max_epochs": np.int64(2),
+        "members": np.int64(1),
+        "prior_var": np.float32(1),
+    }
+    one = BayesianMLPRegressor(**{**FIXED, **options, "hidden_layer_sizes": np.int64(4)}).fit(x, y)
+    assert one.predict(x).shape == (300,)
+
+
+def test_weights_of_any_size_are_borne(diabetes):
+    x, y, *_ = diabetes
+    for weight in (1e12, 1e-3):
+        one = BayesianMLPRegressor(**FIXED).fit(x, y, sample_weight=np.full(300, weight))
+        assert np.isfinite(one.predict(x)).all()
+
+
+@pytest.mark.parametrize("factor", [1e160, 1e-170])
+def test_targets_of_any_size_are_borne(diabetes, factor):
+    x, y, *_ = diabetes
+    plain, scaled = (BayesianMLPRegressor(**FIXED).fit(x, y * f).predict(x) / f for f in (1.0, factor))
+    np.testing.assert_allclose(scaled, plain, rtol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["noisy-kfac", "noisy-adam", "bbb"])
 def test_other_methods_learn(diabetes, method):
     x, y, *_ = diabetes
@@ -283,5 +318,9 @@ def test_bad_calls(fitted, diabetes):
         fitted.sample_y(x, 0)
     with pytest.raises(ValueError, match="at least one non-zero"):
         BayesianMLPRegressor(**FIXED).fit(x, y, sample_weight=np.zeros(300))
+    with pytest.raises(ValueError, match="y must have the shape"):
+        fitted.log_likelihood(x, y[:5])
+    with pytest.raises(TypeError, match="an iterator came"):
+        BayesianMLPRegressor(**{**FIXED, "hidden_layer_sizes": iter([3])}).fit(x, y)
     with pytest.raises(ValueError, match="at least two classes"):
         BayesianMLPClassifier(**FIXED).fit(x, np.ones(300, int))

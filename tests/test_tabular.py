@@ -86,11 +86,36 @@ def test_kinds_of_columns_are_found(houses):
         (["2021-05-03", "03.05.2022 12:30"], "date"),
         (["3 May 2021", "4 June 2022"], "date"),
         (["2021-05-03", "unknown 2021"], "category"),
+        (["1999,50", "2001,25"], "category"),
     ],
 )
 def test_texts_are_dates_only_with_a_year(texts, kind):
     frame = pd.DataFrame({"a": texts * 10, "y": np.arange(20.0)})
     assert Schema.of(frame, "y").columns[0].kind == kind
+
+
+def test_days_come_first_in_a_column_where_some_must():
+    for texts in (["03.05.2022", "25.05.2022"], ["03/05/2022", "25/05/2022"]):
+        frame = pd.DataFrame({"a": texts * 10, "y": np.arange(20.0)})
+        x = Schema.of(frame, "y").inputs(frame)
+        assert x[1, 0] - x[0, 0] == 22
+        assert x[0, 1] == 5
+
+
+def test_a_column_may_be_called_like_a_part_of_another():
+    random = np.random.default_rng(0)
+    days = pd.date_range("2020-01-05", periods=30, freq="3D").strftime("%Y-%m-%d")
+    frame = pd.DataFrame({"sold": days, "sold (days)": random.normal(size=30), "0 days": 1.5 * random.normal(size=30)})
+    x = Schema.of(frame.assign(y=np.arange(30.0)), "y").inputs(frame)
+    np.testing.assert_array_equal(np.diff(x[:, 0]), 3.0)
+    np.testing.assert_array_equal(x[:, 4:], frame.iloc[:, 1:])
+
+
+def test_whole_numbers_as_categories_are_known_again_with_gaps():
+    frame = pd.DataFrame({"code": ["1", "2", "x"] * 10, "y": np.arange(30.0)})
+    schema = Schema.of(frame, "y")
+    new = pd.DataFrame({"code": [1, 2, np.nan]})
+    assert schema.inputs(new).sum(-1).tolist() == [1, 1, 0]
 
 
 def test_columns_become_numbers_without_gaps(houses):
@@ -151,6 +176,22 @@ def test_learning_compares_on_rows_that_no_model_saw(learned):
     assert [row[0] for row in grid.rows] == list(learned.scores)
 
 
+def test_rows_that_are_also_in_the_training_part_are_not_tested_on():
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(random.normal(size=(40, 2)), columns=["a", "y"])
+    again = pd.concat([frame] * 6, ignore_index=True)
+    with pytest.raises(ValueError, match="nothing to test on"):
+        learn(again, "y", **SHORT)
+    some = pd.concat([frame, frame[:10]], ignore_index=True)
+    assert learn(some, "y", **SHORT).rows[1] < 10
+
+
+def test_what_columns_are_is_learned_from_training_rows_alone(houses):
+    found = learn(houses, "price", drop=["dear"], **SHORT)
+    (area,) = [column for column in found.schema.columns if column.name == "area"]
+    assert area.fill[0] != houses["area"].median()
+
+
 def test_classes_are_learned_from_text(houses):
     found = learn(houses, "dear", drop=["price"], **{**SHORT, "max_epochs": 30})
     assert set(found.estimator.classes_) == {"yes", "no"}
@@ -191,6 +232,22 @@ def test_a_model_in_a_file_predicts_the_same(learned, houses, tmp_path):
     for a, b in zip(learning.predict(again, houses), learning.predict(learned, houses), strict=True):
         assert a == b
     pd.testing.assert_frame_equal(learning.predict(again, houses), learning.predict(learned, houses))
+
+
+def test_a_file_that_asks_for_huge_networks_is_refused_before_they_are_made(learned, tmp_path):
+    keeping.save(learned.estimator, tmp_path / "m")
+    for change, message in (
+        (lambda own: own["plan"].update(hidden=[10**7, 10**7]), "networks with weights"),
+        (lambda own: own["x_scale"].update(std=[0.0] * len(own["x_scale"]["std"])), "not above zero"),
+        (lambda own: own["arguments"].update(samples=-1), "samples must be"),
+        (lambda own: own.update(kind="MLPRegressor"), "kind must be one of"),
+        (lambda own: own["arguments"].update(evil=1), "unexpected keyword"),
+    ):
+        posterior = Posterior.load(tmp_path / "m")
+        change(posterior.notes["estimator"])
+        posterior.save(tmp_path / "changed")
+        with pytest.raises(ValueError, match=message):
+            keeping.load(tmp_path / "changed")
 
 
 @pytest.mark.parametrize("members", [1, 2])
@@ -276,6 +333,16 @@ def test_semicolons_tabs_and_marks_for_missing(tmp_path):
         frame = read_table(path)
         assert list(frame.columns) == ["a", "b"]
         assert frame["b"].isna().tolist() == [True, False]
+        assert frame["b"][1] == 3.5
+
+
+def test_an_empty_last_field_is_borne_but_a_further_one_is_not(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,price\n0,1,\n2,3,\n")
+    assert read_table(path).to_numpy().tolist() == [[0, 1], [2, 3]]
+    path.write_text("a,price\nid0,0,1\nid1,2,3\n")
+    with pytest.raises(ValueError, match="more fields than the header"):
+        read_table(path)
 
 
 def test_parquet_is_read_where_it_can_be(houses, tmp_path):
@@ -335,13 +402,17 @@ def test_bad_words_on_the_command_line(houses, tmp_path):
     for more, message in (
         (("--task", "guessing"), "task must be one of"),
         (("--drop", "aera"), "no column 'aera'; is it 'area'"),
-        (("--hidden", "many"), "invalid literal"),
+        (("--hidden", "many"), "--hidden must be numbers from 1 to 10,000"),
+        (("--hidden", "10000000000000"), "--hidden must be numbers"),
+        (("--out", str(table)), "--out must be another file than"),
+        (("--out", str(tmp_path)), "--out must be a file"),
         (("--held-out", "1.5"), "held_out must be"),
         (("--method", "sgd"), "method must be one of"),
         (("--encoding", "martian"), "no encoding 'martian'"),
         (("--task", "classification"), "are no classes"),
     ):
-        found = run("fit", table, "--target", "price", "--out", tmp_path / "m", *more)
+        out = () if more[0] == "--out" else ("--out", tmp_path / "m")
+        found = run("fit", table, "--target", "price", *out, *more)
         assert found.exit_code == 2, found.output
         assert message in found.stderr
     assert run("fit", tmp_path / "none.csv", "--target", "a", "--out", tmp_path / "m").exit_code == 2

@@ -51,7 +51,10 @@ def build(folder: Path) -> str:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    sections = [section for reader in (_regression, _classification, _tables, _speed) for section in reader(folder)]
+    try:
+        sections = [section for reader in (_regression, _classification, _tables, _speed) for section in reader(folder)]
+    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder} holds a file that looks like results but is none: {error!r}") from error
     if not sections:
         raise ValueError(f"{folder} holds no results of eigenoise uci, cifar10, fit or bench")
     links = "".join(f'<a href="#s{i}">{html.escape(title)}</a>' for i, (title, _) in enumerate(sections))
@@ -90,6 +93,7 @@ def _classification(folder: Path) -> Iterator[Section]:
     results = vision_show.collect(folder)
     if not results:
         return
+    vision_show.check_comparable(results, str(folder))
     body = _grids(vision_show.grids(results))
     body += _picture("Training", functools.partial(vision_show.curves, results))
     body += _picture("Reliability of probabilities", functools.partial(vision_show.reliability, results))
@@ -103,7 +107,7 @@ def _classification(folder: Path) -> Iterator[Section]:
 
 def _tables(folder: Path) -> Iterator[Section]:
     for path in sorted(folder.iterdir()):
-        if path.suffix not in (".model", ".safetensors"):
+        if path.suffix not in (".model", ".safetensors") or not path.is_file():
             continue
         try:
             learned = Learned.load(path)
@@ -117,7 +121,7 @@ def _tables(folder: Path) -> Iterator[Section]:
                 functools.partial(figures.predicted, details["points"]),
             )
         if "reliability" in details:
-            bins = {learned.schema.target: {"noisy-ekfac": details["reliability"]}}
+            bins = {_literal(learned.schema.target): {learned.estimator.method: details["reliability"]}}
             body += _picture("Reliability of probabilities", functools.partial(figures.reliability, bins))
         if details.get("spectra"):
             body += _spectra(details["spectra"], path.name)
@@ -128,6 +132,11 @@ def _speed(folder: Path) -> Iterator[Section]:
     path = folder / "bench.json"
     if path.is_file():
         yield "What a step costs", _grids(bench_show.grids(json.loads(path.read_text())))
+
+
+def _literal(text: str) -> str:
+    """For a picture's title, where dollars would begin mathematics."""
+    return text.replace("$", r"\$")
 
 
 def _spectra(layers: dict[str, Any], name: str) -> str:

@@ -23,9 +23,11 @@ def report(
 
     try:
         atomic.folder(out.parent)
+        if out.is_dir():
+            raise ValueError(f"--out must be a file, but {out} is a folder")
         with console().status("drawing"):
             page.write(folder, out)
     except (OSError, ValueError) as error:
         typer.echo(f"eigenoise report: {error}", err=True)
         raise typer.Exit(2) from error
-    console().print(f"written: {out}")
+    console().print(f"written: {out}", markup=False)

@@ -9,6 +9,30 @@ import typer
 
 from eigenoise.cli.base import app, console, rich_table
 
+WIDEST = 10_000  # units of a hidden layer
+
+
+def _check_out(out: Path, *read: Path) -> None:
+    """Before work is done: ``out`` can be written, and is none of the files that were read."""
+    from eigenoise import atomic
+
+    atomic.folder(out.parent)
+    if out.is_dir():
+        raise ValueError(f"--out must be a file, but {out} is a folder")
+    for path in read:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"--out must be another file than {path}, which would be lost")
+
+
+def _sizes(hidden: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(size) for size in hidden.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or not all(1 <= size <= WIDEST for size in sizes):
+        raise ValueError(f"--hidden must be numbers from 1 to {WIDEST:,} such as 50 or 100,50, but {hidden!r} came")
+    return sizes
+
 
 @app.command()
 def fit(
@@ -29,16 +53,16 @@ def fit(
 
     Example: eigenoise fit houses.csv --target price --out houses.model
     """
-    from eigenoise import atomic
     from eigenoise.tabular.learning import learn
     from eigenoise.tabular.reading import read_table
 
     terminal = console()
     try:
-        atomic.folder(out.parent)
-        sizes = tuple(int(size) for size in hidden.split(","))
+        sizes = _sizes(hidden)
+        frame = read_table(table, encoding)
+        _check_out(out, table)
         learned = learn(
-            read_table(table, encoding),
+            frame,
             target,
             task=task,
             drop=drop or (),
@@ -56,12 +80,15 @@ def fit(
     if quiet:
         return
     for name, why in learned.schema.left_out:
-        terminal.print(f"left out: {name!r} {why}")
+        terminal.print(f"left out: {name!r} {why}", markup=False)
     kinds = [column.kind for column in learned.schema.columns]
     counted = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in dict.fromkeys(kinds))
-    terminal.print(f"{learned.schema.task} of {target!r} by {len(kinds)} columns ({counted}), {learned.rows[0]:,} rows")
+    terminal.print(
+        f"{learned.schema.task} of {target!r} by {len(kinds)} columns ({counted}), {learned.rows[0]:,} rows",
+        markup=False,
+    )
     terminal.print(rich_table(learned.grid()))
-    terminal.print(f"written: {out}; next: eigenoise predict {out} NEW.csv --out PREDICTED.csv")
+    terminal.print(f"written: {out}; next: eigenoise predict {out} NEW.csv --out PREDICTED.csv", markup=False)
 
 
 @app.command()
@@ -76,17 +103,17 @@ def predict(
 
     Example: eigenoise predict houses.model new.csv --interval 0.9 --out predicted.csv
     """
-    from eigenoise import atomic, checks
+    from eigenoise import checks
     from eigenoise.tabular.learning import Learned
     from eigenoise.tabular.learning import predict as add_predictions
     from eigenoise.tabular.reading import read_table, write_table
 
     try:
         checks.number("--interval", interval, open_low=True, high=0.9999)
-        atomic.folder(out.parent)
+        _check_out(out, table, model)
         predicted = add_predictions(Learned.load(model), read_table(table, encoding), interval)
         write_table(predicted, out)
     except (OSError, ValueError, TypeError, ImportError) as error:
         typer.echo(f"eigenoise predict: {error}", err=True)
         raise typer.Exit(2) from error
-    console().print(f"written: {out}, {len(predicted):,} rows")
+    console().print(f"written: {out}, {len(predicted):,} rows", markup=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -83,9 +83,15 @@ class _BayesianMLP(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _hidden(self) -> tuple[int, ...]:
-        """The sizes of the hidden layers, if every argument is what it must be."""
+    def check_arguments(self) -> tuple[int, ...]:
+        """The sizes of the hidden layers.
+
+        Raises:
+            ValueError, TypeError: unless every argument is what it must be.
+        """
         sizes = self.hidden_layer_sizes
+        if isinstance(sizes, Iterator):
+            raise TypeError("hidden_layer_sizes must be an int or a sequence of them, but an iterator came")
         hidden = tuple(
             checks.integer("hidden_layer_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else (sizes,))
         )
@@ -106,14 +112,14 @@ class _BayesianMLP(BaseEstimator):
     def _fit(self, rows: Rows, outputs: int) -> None:
         """Choose on held-out rows what is to be chosen, then train ``members`` networks on all rows."""
         plan = Plan(
-            self._hidden(),
+            self.check_arguments(),
             self.activation,
             self.method,
             outputs,
             self._classes,
-            prior_var=self.prior_var,
-            lr=self.lr,
-            batch_size=self.batch_size or default_batch(rows),
+            prior_var=float(self.prior_var),
+            lr=float(self.lr),
+            batch_size=int(self.batch_size or default_batch(rows)),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
         goes_on = self._goes_on()
@@ -121,12 +127,12 @@ class _BayesianMLP(BaseEstimator):
         rows = dataclasses.replace(rows, x=scale.standardise(rows.x))
         with shown(self.verbose) as progress:
             choice = self.choice_ if goes_on else self._choose(plan, rows, progress)
-            stack = Stack(plan, rows, torch.arange(len(rows)).expand(self.members, -1), choice.kl_weight)
+            stack = Stack(plan, rows, torch.arange(len(rows)).expand(int(self.members), -1), choice.kl_weight)
             if goes_on:
                 stack.start_from(self.posterior_.mean)
             for epoch in stack.passes(choice.epochs):
                 progress("all rows", epoch / choice.epochs)
-        self.take_over(plan, scale, choice, stack.model, stack.optimizer.posterior, self.members)
+        self.take_over(plan, scale, choice, stack.model, stack.optimizer.posterior, int(self.members))
         self.spectra_ = spectra(stack.optimizer) if isinstance(stack.optimizer, NaturalGradient) else {}
         stack.optimizer.close()
 
@@ -145,16 +151,15 @@ class _BayesianMLP(BaseEstimator):
     def _choose(self, plan: Plan, rows: Rows, progress: Any) -> Choice:
         """λ, the number of passes and the noise's factor, from held-out rows where any of them is open."""
         most = self.max_epochs or default_epochs(rows, plan.batch_size)
-        open_length = self.early_stopping or self.max_epochs is None
-        if len(rows) < 5 or not (self.kl_weight is None or open_length):
-            return Choice(self.kl_weight or LAMBDAS[0], most, torch.ones(plan.outputs, dtype=torch.float64))
+        if len(rows) < 5 or not (self.kl_weight is None or self.early_stopping):
+            return Choice(float(self.kl_weight or LAMBDAS[0]), int(most), torch.ones(plan.outputs, dtype=torch.float64))
         fraction = float(self.validation_fraction)
         return choose(
             plan,
             rows,
             kl_weights=LAMBDAS if self.kl_weight is None else (float(self.kl_weight),),
-            max_epochs=most,
-            patience=self.patience if self.early_stopping else most,
+            max_epochs=int(most),
+            patience=int(self.patience) if self.early_stopping else None,
             fraction=fraction,
             divisions=max(1, math.floor(1 / fraction + 1e-9)) if len(rows) <= FEW else 1,
             progress=progress,
@@ -216,7 +221,7 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianMLPRegressor:
         """Fit to inputs ``X (N, n)`` and targets ``y (N,)`` or ``(N, d)``."""
-        self._hidden()
+        self.check_arguments()
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
         rows = Rows.of(X, y.reshape(len(y), -1).astype(np.float64), _weights(sample_weight, X))
         scale = self.y_scale_ if self._goes_on() else Scale.of(rows.y, rows.weight)
@@ -255,8 +260,9 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
     def log_likelihood(self, X: Any, y: Any) -> float:
         """Mean log density of targets, in their own units; several targets of a row are added up."""
         found = self.predictive(X)
-        target = torch.as_tensor(np.asarray(y, np.float64)).reshape(found.mean.shape)
-        return float(found.log_prob(target).mean())
+        target = torch.tensor(np.asarray(y, np.float64))
+        target = target.unsqueeze(-1) if self.one_target_ and target.ndim == 1 else target
+        return float(found.log_prob(checks.shape("y", target, tuple(found.mean.shape))).mean())
 
     def _out(self, values: Tensor) -> np.ndarray:
         return (values.squeeze(-1) if self.one_target_ else values).numpy()
@@ -273,7 +279,7 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianMLPClassifier:
         """Fit to inputs ``X (N, n)`` and labels ``y (N,)``."""
-        self._hidden()
+        self.check_arguments()
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         weight = _weights(sample_weight, X)
@@ -312,6 +318,8 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):
     def log_likelihood(self, X: Any, y: Any) -> float:
         """Mean log probability of labels; −∞ if one of them is unknown."""
         probs, y = self.predict_proba(X), np.asarray(y)
+        if y.shape != (len(probs),):
+            raise ValueError(f"y must have the shape ({len(probs)},), a label for each row, but {y.shape} came")
         known = (y[:, None] == self.classes_).astype(np.float64)
         with np.errstate(divide="ignore"):
             return float(np.log((probs * known).sum(-1)).mean())

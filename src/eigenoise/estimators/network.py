@@ -156,7 +156,7 @@ def choose(
     *,
     kl_weights: Sequence[float],
     max_epochs: int,
-    patience: int,
+    patience: int | None,
     fraction: float,
     divisions: int,
     progress: Progress = lambda what, part: None,
@@ -168,13 +168,13 @@ def choose(
         rows: the table, standardised; at least two rows.
         kl_weights: λ to be tried.
         max_epochs: passes at most.
-        patience: so many looks at held-out rows without gain end a training.
+        patience: so many looks at held-out rows without gain end a training; None for one look, at its end.
         fraction: of the rows that is held out.
         divisions: how many divisions of the rows there are, trained at once.
         progress: told how far it is.
     """
     train_index, held = parts(rows, divisions, fraction, torch.Generator().manual_seed(plan.seed))
-    every = max(1, max_epochs // CHECKS)
+    every = max_epochs if patience is None else max(1, max_epochs // CHECKS)
     best: Choice | None = None
     for kl_weight in kl_weights:
         stack = Stack(plan, rows, train_index, kl_weight)
@@ -186,7 +186,7 @@ def choose(
             found = _look(stack, held, kl_weight, epoch)
             if own is None or found.log_likelihood > own.log_likelihood:
                 own = found
-            elif epoch - own.epochs >= patience * every:
+            elif patience is not None and epoch - own.epochs >= patience * every:
                 break
         assert own is not None
         if best is None or own.log_likelihood > best.log_likelihood:

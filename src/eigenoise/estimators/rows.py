@@ -62,7 +62,8 @@ class Scale:
         """Of ``values (N, n)`` with ``weight (N,)``; a column that does not vary keeps its unit."""
         share = (weight / weight.sum()).unsqueeze(-1)
         mean = (share * values).sum(0)
-        std = (share * (values - mean).square()).sum(0).sqrt()
+        largest = (values - mean).abs().amax(0).clamp_min(1e-300)  # squares alone would over- or underflow
+        std = (share * ((values - mean) / largest).square()).sum(0).sqrt() * largest
         rounding = 10 * torch.finfo(values.dtype).eps * mean.abs()
         return cls(mean, torch.where(std <= rounding, 1.0, std))
 
@@ -93,11 +94,12 @@ def parts(rows: Rows, count: int, fraction: float, generator: torch.Generator) -
 def one_pass(weight: Tensor, generator: torch.Generator) -> Tensor:
     """Places ``(s, m)`` of one pass for rows of ``weight (s, N)``, in random order; each comes as often as it weighs.
 
-    m is the smallest total weight. A row comes the whole number below its share of times, or once more: exactly its
-    weight if that is whole, exactly once if all weigh the same.
+    m is the smallest total weight, but at least N and at most ten times that. A row comes the whole number below its
+    share of times, or once more: exactly its weight if that is whole, exactly once if all weigh the same.
     """
     total = weight.sum(-1, keepdim=True)
-    count = max(1, round(float(total.min())))
+    rows = weight.shape[-1]
+    count = min(10 * rows, max(rows, round(float(total.min()))))
     edges = (weight / total).cumsum(-1)
     start = torch.rand(len(weight), 1, generator=generator, dtype=weight.dtype)
     # Away from the edges, so that rounding decides nothing where weights are whole numbers.

@@ -33,7 +33,10 @@ REGRESSORS: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {"ridge": ridge, "gradient boosting": lambda: HistGradientBoostingRegressor(random_state=0)}
 )
 CLASSIFIERS: Mapping[str, Callable[[], Any]] = MappingProxyType(
-    {"logistic regression": logistic, "gradient boosting": lambda: HistGradientBoostingClassifier(random_state=0)}
+    {
+        "logistic regression": logistic,
+        "gradient boosting": lambda: HistGradientBoostingClassifier(random_state=0, early_stopping=False),
+    }
 )
 
 

@@ -108,22 +108,37 @@ def learn(
         ValueError: if the table cannot be learned from, naming the column.
     """
     checks.number("held_out", held_out, open_low=True, high=0.9)
-    schema = Schema.of(frame, target, task, drop)
+    whole = Schema.of(frame, target, task, drop)
     frame = frame[frame[target].notna()]
     if len(frame) < FEWEST:
         raise ValueError(f"the table has {len(frame)} rows with a target, and at least {FEWEST} are needed")
-    x, y = schema.inputs(frame), schema.targets(frame)
-    classes = schema.task == "classification"
-    labels, counts = np.unique(y, return_counts=True) if classes else (y, np.array([0]))
-    even = y if classes and counts.min() >= 2 and held_out * len(y) >= len(labels) else None
-    parts = train_test_split(x, y, test_size=held_out, random_state=seed, stratify=even)
-    rows = len(parts[0]), len(parts[1])
+    whole.inputs(frame)  # says what is wrong with any row
+    classes = whole.task == "classification"
+    goal = whole.targets(frame)
+    labels, counts = np.unique(goal, return_counts=True) if classes else (goal, np.array([0]))
+    room = min(held_out, 1 - held_out) * len(goal) >= len(labels)
+    even = goal if classes and counts.min() >= 2 and room else None
+    known, held = train_test_split(frame, test_size=held_out, random_state=seed, stratify=even)
+    gone = [name for name in frame.columns if name != target and known[name].isna().all()]
+    schema = Schema.of(known, target, whole.task, [*drop, *(name for name in gone if name not in drop)])
+    x, y, x_held, y_held = schema.inputs(known), schema.targets(known), schema.inputs(held), schema.targets(held)
+    new = ~_seen(x_held, y_held, x, y)
+    if not new.any():
+        raise ValueError("every row that was held out is in the rest of the table too: there is nothing to test on")
+    parts = [x, x_held[new], y, y_held[new]]
+    rows = len(y), int(new.sum())
     estimator: keeping.Estimator
     if classes:
         estimator, scores, details = _classify(parts, seed, options)
     else:
         estimator, scores, details = _regress(parts, seed, options)
     return Learned(estimator, schema, scores, rows, {**details, "spectra": estimator.spectra_})
+
+
+def _seen(x: np.ndarray, y: np.ndarray, known_x: np.ndarray, known_y: np.ndarray) -> np.ndarray:
+    """Which rows are among the known ones, word for word."""
+    known = {(row.tobytes(), str(goal)) for row, goal in zip(known_x, known_y, strict=True)}
+    return np.array([(row.tobytes(), str(goal)) in known for row, goal in zip(x, y, strict=True)])
 
 
 def _regress(
@@ -158,7 +173,7 @@ def _classify(
     scores, reliability = {}, {}
     for name, model in {"eigenoise": own, **others}.items():
         probs, classes = model.predict_proba(x_test), list(model.classes_)
-        truth = np.array([[label == known for known in classes] for label in y_test])
+        truth = np.asarray(y_test)[:, None] == np.asarray(classes)[None]
         right = probs.argmax(1) == np.where(truth.any(1), truth.argmax(1), -1)
         known = truth.any(1)
         bins = metrics.reliability(torch.from_numpy(probs[known]), torch.from_numpy(truth[known].argmax(1)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from eigenoise import atomic
 if TYPE_CHECKING:
     import pandas as pd
 
+SAMPLE = 1 << 16  # characters that are looked at to see how a file is written
 PARQUET = (".parquet", ".pq")
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "-")
 
@@ -41,16 +44,25 @@ def _csv(path: Path, encoding: str) -> pd.DataFrame:
         raise ValueError(f"{path} is empty")
     try:
         with path.open(encoding=encoding, newline="") as file:
-            sample = file.read(1 << 16)
+            sample = file.read(SAMPLE)
             separator = _separator(sample)
-            header = next(
-                csv.reader([line for line in sample.splitlines() if line.strip()][:1], delimiter=separator), []
-            )
+            lines = list(csv.reader(io.StringIO(sample), delimiter=separator))
+        lines = [line for line in lines if line][: -1 if len(sample) == SAMPLE else None]  # the last may have been cut
+        header = lines[0] if lines else []
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
             raise ValueError(f"{path} has two columns of the name {twice[0]!r}: give one of them another name")
+        if any(any(field.strip() for field in line[len(header) :]) for line in lines):
+            raise ValueError(f"{path} cannot be read as CSV: a row has more fields than the header has names")
         return pd.read_csv(
-            path, sep=separator, encoding=encoding, keep_default_na=False, na_values=list(MISSING), low_memory=False
+            path,
+            sep=separator,
+            encoding=encoding,
+            decimal="," if _decimal_commas(lines[1:], separator) else ".",
+            index_col=False,
+            keep_default_na=False,
+            na_values=list(MISSING),
+            low_memory=False,
         )
     except UnicodeError as error:
         raise ValueError(f"{path} is not {encoding} text ({error}): try --encoding latin-1") from error
@@ -58,6 +70,13 @@ def _csv(path: Path, encoding: str) -> pd.DataFrame:
         raise ValueError(f"there is no encoding {encoding!r}") from error
     except (pd.errors.ParserError, pd.errors.EmptyDataError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as CSV: {error}") from error
+
+
+def _decimal_commas(rows: list[list[str]], separator: str) -> bool:
+    """Whether numbers are written as 3,5: some are, and none as 3.5."""
+    fields = [field.strip() for row in rows for field in row]
+    commas = any(re.fullmatch(r"-?\d+,\d+", field) for field in fields)
+    return separator != "," and commas and not any(re.fullmatch(r"-?\d+\.\d+", field) for field in fields)
 
 
 def _separator(sample: str) -> str:

@@ -22,6 +22,7 @@ TASKS = ("regression", "classification")
 KINDS = ("number", "category", "date")
 MOST_VALUES = 30  # of a category; rarer ones are all alike
 MOST_COLUMNS = 2_000
+MOST_CLASSES = 200
 MISSING = "(missing)"
 DATE_PARTS = ("days", "month", "weekday", "hour")
 
@@ -74,6 +75,8 @@ class Schema:
         Raises:
             ValueError: if a column is missing, or cannot be learned from or predicted.
         """
+        if not frame.columns.is_unique or not all(isinstance(name, str) for name in frame.columns):
+            raise ValueError("the table's column names must be texts, each its own")
         for name in (target, *drop):
             _known(name, frame.columns)
         goal = frame[target].dropna()
@@ -118,27 +121,26 @@ class Schema:
         from sklearn.preprocessing import OneHotEncoder
 
         steps: list[tuple[str, Any, list[str]]] = []
-        for column in self.columns:
+        for i, column in enumerate(self.columns):
             if column.kind == "category":
                 known = OneHotEncoder(categories=[list(column.values)], handle_unknown="ignore", sparse_output=False)
-                steps.append((column.name, known, [column.name]))
+                steps.append((f"{i}", known, [f"{i}"]))
                 continue
-            for part, fill in zip(_parts(column), column.fill, strict=True):
+            for part, fill in zip(_parts(i, column), column.fill, strict=True):
                 gaps = SimpleImputer(strategy="constant", fill_value=fill, add_indicator=column.gaps)
                 steps.append((part, gaps, [part]))
-        found = ColumnTransformer([(f"{i}", *step[1:]) for i, step in enumerate(steps)])
-        return found.fit(self._example())
+        return ColumnTransformer(steps).fit(self._example())
 
     def _example(self) -> pd.DataFrame:
         """Two rows that show the transformers each category, and a gap wherever there are some."""
         import pandas as pd
 
         content: dict[str, Any] = {}
-        for column in self.columns:
+        for i, column in enumerate(self.columns):
             if column.kind == "category":
-                content[column.name] = [column.values[0]] * 2
+                content[f"{i}"] = [column.values[0]] * 2
             else:
-                for part, fill in zip(_parts(column), column.fill, strict=True):
+                for part, fill in zip(_parts(i, column), column.fill, strict=True):
                     content[part] = [fill, np.nan if column.gaps else fill]
         return pd.DataFrame(content)
 
@@ -156,15 +158,15 @@ class Schema:
         import pandas as pd
 
         content: dict[str, Any] = {}
-        for column in self.columns:
+        for i, column in enumerate(self.columns):
             _known(column.name, frame.columns)
             values = frame[column.name]
             if column.kind == "number":
-                content[column.name] = _numbers(values)
+                content[f"{i}"] = _numbers(values)
             elif column.kind == "date":
-                content |= dict(zip(_parts(column), _date_parts(_dates(values)), strict=True))
+                content |= dict(zip(_parts(i, column), _date_parts(_dates(values)), strict=True))
             else:
-                content[column.name] = _texts(values)
+                content[f"{i}"] = _texts(values)
         return np.ascontiguousarray(self.transformer.transform(pd.DataFrame(content)), dtype=np.float64)
 
     def targets(self, frame: pd.DataFrame) -> np.ndarray:
@@ -198,9 +200,10 @@ def _check_goal(goal: pd.Series, target: str, task: str) -> None:
         raise ValueError(f"the target {target!r} is {goal.iloc[0]} in every row: there is nothing to predict")
     if task == "regression":
         _numbers(goal)
-    elif different > max(2, len(goal) // 2):
+    elif different > min(MOST_CLASSES, max(2, len(goal) // 2)):
         raise ValueError(
-            f"the target {target!r} has {different:,} different values in {len(goal):,} rows, which are no classes"
+            f"the target {target!r} has {different:,} different values in {len(goal):,} rows, which are no classes; at "
+            f"most {MOST_CLASSES} can be told apart"
         )
 
 
@@ -227,9 +230,9 @@ def _column(values: pd.Series) -> Column | str:
     return Column(name, "category", values=tuple(sorted(counts.index[:MOST_VALUES])))
 
 
-def _parts(column: Column) -> list[str]:
-    """The columns of numbers that a column becomes."""
-    return [column.name] if column.kind == "number" else [f"{column.name} ({part})" for part in DATE_PARTS]
+def _parts(place: int, column: Column) -> list[str]:
+    """What the columns of numbers are called that a column becomes; by its place, as names may be like each other."""
+    return [f"{place}"] if column.kind == "number" else [f"{place} {part}" for part in DATE_PARTS]
 
 
 def _numbers(values: pd.Series) -> np.ndarray:
@@ -248,20 +251,31 @@ def _numbers(values: pd.Series) -> np.ndarray:
 
 def _texts(values: pd.Series) -> np.ndarray:
     present = values.notna().to_numpy()
-    return np.array([str(v) if there else MISSING for v, there in zip(values, present, strict=True)], dtype=object)
+    return np.array([_text(v) if there else MISSING for v, there in zip(values, present, strict=True)], dtype=object)
+
+
+def _text(value: Any) -> str:
+    """As in the file: a column of whole numbers with gaps is read as 1.0, 2.0."""
+    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    return str(int(value)) if whole else str(value)
 
 
 def _are_dates(values: pd.Series) -> bool:
     """Whether all are dates with a year of four digits: "May" and "3-4" can be read as dates, but hardly are."""
-    return bool(values.astype(str).str.contains(r"\b(?:19|20)\d\d").all() and _parse_dates(values).notna().all())
+    texts = values.astype(str)
+    if not texts.str.contains(r"\b(?:19|20)\d\d\b").all() or texts.str.fullmatch(r"[\d.,]*,\d+").any():
+        return False  # numbers with a decimal comma are no dates
+    return bool(_parse_dates(values).notna().all())
 
 
 def _parse_dates(values: pd.Series) -> pd.Series:
     import pandas as pd
 
+    texts = values.astype(str)
+    day_first = bool(texts.str.match(r"\s*(?:\d\d?\.|(?:1[3-9]|2\d|3[01])[/-])").any())  # 3.5.2022, 25/5/2022
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that formats differ from row to row is not new to the user
-        return pd.to_datetime(values.astype(str), errors="coerce", format="mixed", utc=True)
+        return pd.to_datetime(texts, errors="coerce", format="mixed", utc=True, dayfirst=day_first)
 
 
 def _dates(values: pd.Series) -> pd.Series:
