@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import joblib
 import numpy as np
@@ -240,6 +241,12 @@ def test_a_warm_start_goes_on(diabetes):
     assert one.log_likelihood(x, y) > first
     with pytest.raises(ValueError, match="warm_start goes on with networks as they are"):
         one.set_params(hidden_layer_sizes=7).fit(x, y)
+    one.set_params(hidden_layer_sizes=10)
+    with pytest.raises(ValueError, match="expecting 10 features"):
+        one.fit(x[:, :2], y)
+    with pytest.raises(ValueError, match="as many targets as in the fit before"):
+        one.fit(x, np.c_[y, y])
+    assert one.predict(x).shape == (300,)
     classifier = BayesianMLPClassifier(**FIXED, warm_start=True).fit(x, y > 100)
     with pytest.raises(ValueError, match="classes of the fit before"):
         classifier.fit(x, np.digitize(y, [100, 200]))
@@ -257,6 +264,14 @@ def test_pipelines_searches_clones_and_pickles(diabetes, tmp_path):
     joblib.dump(one, tmp_path / "one.joblib")
     for other in (pickle.loads(pickle.dumps(one)), joblib.load(tmp_path / "one.joblib")):
         np.testing.assert_array_equal(other.predict(x), one.predict(x))
+
+
+def test_several_threads_may_ask_at_once(fitted, diabetes):
+    x, *_ = diabetes
+    wanted = [fitted.predict(x[i::4]) for i in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for found, own in zip(pool.map(lambda i: fitted.predict(x[i % 4 :: 4]), range(16)), wanted * 4, strict=True):
+            np.testing.assert_array_equal(found, own)
 
 
 def test_pandas_tables_and_their_names(diabetes):

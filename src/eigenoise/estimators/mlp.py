@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -171,7 +172,8 @@ class _BayesianMLP(BaseEstimator):
         x = self.x_scale_.standardise(torch.tensor(validate_data(self, X, reset=False, dtype=np.float64, order="C")))
         each = -(-self.samples // self.members_)
         table = x.expand(self.members_, -1, -1)
-        return predict(self.model_, self.posterior_, table, samples=each)
+        # A copy, as samples are written into it: several threads may ask at once.
+        return predict(copy.deepcopy(self.model_), self.posterior_, table, samples=each)
 
 
 class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
@@ -222,9 +224,12 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianMLPRegressor:
         """Fit to inputs ``X (N, n)`` and targets ``y (N,)`` or ``(N, d)``."""
         self.check_arguments()
-        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, dtype=np.float64)
+        new = not self._goes_on()
+        X, y = validate_data(self, X, y, reset=new, multi_output=True, y_numeric=True, dtype=np.float64)
+        if not new and (1 if y.ndim == 1 else y.shape[1]) != len(self.y_scale_.mean):
+            raise ValueError("y must have as many targets as in the fit before, as warm_start goes on from it")
         rows = Rows.of(X, y.reshape(len(y), -1).astype(np.float64), _weights(sample_weight, X))
-        scale = self.y_scale_ if self._goes_on() else Scale.of(rows.y, rows.weight)
+        scale = Scale.of(rows.y, rows.weight) if new else self.y_scale_
         self._fit(dataclasses.replace(rows, y=scale.standardise(rows.y)), rows.y.shape[-1])
         self.y_scale_, self.noise_scale_, self.one_target_ = scale, self.choice_.noise.numpy(), y.ndim == 1
         return self
@@ -280,7 +285,7 @@ class BayesianMLPClassifier(ClassifierMixin, _BayesianMLP):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianMLPClassifier:
         """Fit to inputs ``X (N, n)`` and labels ``y (N,)``."""
         self.check_arguments()
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = validate_data(self, X, y, reset=not self._goes_on(), dtype=np.float64)
         check_classification_targets(y)
         weight = _weights(sample_weight, X)
         kept = slice(None) if weight is None else weight > 0
