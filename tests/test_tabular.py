@@ -326,6 +326,13 @@ def test_a_table_in_predictions_out(houses, tmp_path, monkeypatch):
     assert (found.exit_code, found.output) == (0, "")
 
 
+def test_codes_with_zeros_in_front_stay_texts_where_they_are_categories(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("code,n\n01,1\n02,2\n")
+    assert read_table(path)["code"].tolist() == [1, 2]
+    assert read_table(path, texts=["code", "another"])["code"].tolist() == ["01", "02"]
+
+
 def test_semicolons_tabs_and_marks_for_missing(tmp_path):
     for separator in ";\t":
         path = tmp_path / "t.csv"

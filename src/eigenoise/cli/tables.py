@@ -111,7 +111,9 @@ def predict(
     try:
         checks.number("--interval", interval, open_low=True, high=0.9999)
         _check_out(out, table, model)
-        predicted = add_predictions(Learned.load(model), read_table(table, encoding), interval)
+        learned = Learned.load(model)
+        texts = [column.name for column in learned.schema.columns if column.kind == "category"]
+        predicted = add_predictions(learned, read_table(table, encoding, texts), interval)
         write_table(predicted, out)
     except (OSError, ValueError, TypeError, ImportError) as error:
         typer.echo(f"eigenoise predict: {error}", err=True)

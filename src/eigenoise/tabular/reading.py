@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,13 @@ PARQUET = (".parquet", ".pq")
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "-")
 
 
-def read_table(path: Path, encoding: str = "utf-8") -> pd.DataFrame:
+def read_table(path: Path, encoding: str = "utf-8", texts: Sequence[str] = ()) -> pd.DataFrame:
     """The table in a CSV or Parquet file; columns of CSV are text where they are not numbers.
+
+    Args:
+        path: of the file.
+        encoding: of a CSV file.
+        texts: columns that are text in any case: 01 is not 1 then.
 
     Raises:
         OSError: if there is no such file.
@@ -28,7 +34,7 @@ def read_table(path: Path, encoding: str = "utf-8") -> pd.DataFrame:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    frame = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, encoding)
+    frame = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, encoding, texts)
     frame.columns = [str(name) for name in frame.columns]
     if not len(frame.columns):
         raise ValueError(f"{path} has no columns")
@@ -37,7 +43,7 @@ def read_table(path: Path, encoding: str = "utf-8") -> pd.DataFrame:
     return frame
 
 
-def _csv(path: Path, encoding: str) -> pd.DataFrame:
+def _csv(path: Path, encoding: str, texts: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     if not path.stat().st_size:
@@ -60,6 +66,7 @@ def _csv(path: Path, encoding: str) -> pd.DataFrame:
             encoding=encoding,
             decimal="," if _decimal_commas(lines[1:], separator) else ".",
             index_col=False,
+            dtype={name: str for name in texts if name in header},
             keep_default_na=False,
             na_values=list(MISSING),
             low_memory=False,
