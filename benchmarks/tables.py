@@ -24,6 +24,7 @@ from eigenoise import atomic, runs
 from eigenoise.data import uci
 from eigenoise.estimators import BayesianMLPRegressor
 from eigenoise.tabular.baselines import REGRESSORS, GaussianAround
+from eigenoise.tabular.learning import regression_scores
 
 OUT = Path(__file__).parent / "results" / "tables.json"
 UCI = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "wine", "yacht")
@@ -35,15 +36,6 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray]:
         return datasets.load_diabetes(return_X_y=True)
     table = uci.load(name)
     return table.x, table.y
-
-
-def scores(model, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    inside = {}
-    for level in (0.5, 0.9):
-        low, high = model.predict_interval(x, level)
-        inside[f"in{100 * level:.0f}"] = float(np.mean((low <= y) & (y <= high)))
-    error = float(np.sqrt(np.mean((model.predict(x) - y) ** 2)))
-    return {"rmse": error, "ll": model.log_likelihood(x, y), **inside}
 
 
 def run(name: str, division: int) -> dict:
@@ -61,7 +53,7 @@ def run(name: str, division: int) -> dict:
         "seconds": seconds,
         "kl_weight": own.kl_weight_,
         "epochs": own.n_iter_,
-        "scores": {kind: scores(model, x_test, y_test) for kind, model in models.items()},
+        "scores": {kind: regression_scores(model, x_test, y_test) for kind, model in models.items()},
     }
 
 

@@ -141,6 +141,16 @@ def _seen(x: np.ndarray, y: np.ndarray, known_x: np.ndarray, known_y: np.ndarray
     return np.array([(row.tobytes(), str(goal)) in known for row, goal in zip(x, y, strict=True)])
 
 
+def regression_scores(model: BayesianMLPRegressor | GaussianAround, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Root mean squared error, log-likelihood, and the part of targets in the 50 and 90 % intervals."""
+    inside = {}
+    for level in (0.5, 0.9):
+        low, high = model.predict_interval(x, level)
+        inside[f"in{100 * level:.0f}"] = float(np.mean((low <= y) & (y <= high)))
+    error = float(np.sqrt(np.mean((model.predict(x) - y) ** 2)))
+    return {"rmse": error, "ll": model.log_likelihood(x, y), **inside}
+
+
 def _regress(
     parts: list[np.ndarray], seed: int, options: dict[str, Any]
 ) -> tuple[BayesianMLPRegressor, dict[str, dict[str, float]], dict[str, Any]]:
@@ -148,14 +158,7 @@ def _regress(
     own = BayesianMLPRegressor(random_state=seed, **options).fit(x, y)
     models: dict[str, BayesianMLPRegressor | GaussianAround] = {"eigenoise": own}
     models |= {name: GaussianAround.fit(make(), x, y) for name, make in REGRESSORS.items()}
-    scores = {}
-    for name, model in models.items():
-        inside = {}
-        for level in (0.5, 0.9):
-            low, high = model.predict_interval(x_test, level)
-            inside[f"in{100 * level:.0f}"] = float(np.mean((low <= y_test) & (y_test <= high)))
-        error = float(np.sqrt(np.mean((model.predict(x_test) - y_test) ** 2)))
-        scores[name] = {"rmse": error, "ll": model.log_likelihood(x_test, y_test), **inside}
+    scores = {name: regression_scores(model, x_test, y_test) for name, model in models.items()}
     some = own.predictive(x_test[:SHOWN])
     ends = some.interval(0.9)
     columns: dict[str, torch.Tensor] = {"mean": some.mean, "lower": ends[0], "upper": ends[1]}
