@@ -16,6 +16,7 @@ SOURCE = Path(eigenoise.__file__).parent
 ORDER = [
     "version",
     "atomic",
+    "watch",
     "checks",
     "linalg",
     "averages",
@@ -44,9 +45,11 @@ ORDER = [
     "optim",
     "spectra",
     "bbb",
+    "board",
     "norms",
-    "predict",
+    "monte_carlo",
     "train",
+    "public",
     "__init__",
     "published",
     "runs",
@@ -126,6 +129,24 @@ def test_public_names_are_few_and_exist():
 
 def test_import_loads_only_torch_and_numpy():
     heavy = ["matplotlib", "rich", "typer", "safetensors", "sklearn", "mlxtend", "pandas", "scipy", "pooch"]
-    code = f"import eigenoise, sys; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import eigenoise, sys; eigenoise.NoisyEKFAC; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_all_public_names_are_there_and_no_others():
+    code = "from eigenoise import *; import eigenoise as en; print(NoisyEKFAC.__name__, predict.__module__, en.predict)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("NoisyEKFAC eigenoise.monte_carlo <function predict")
+    assert set(eigenoise.__all__) <= set(dir(eigenoise))
+    with pytest.raises(AttributeError, match="'eigenoise' has no attribute 'NoisyFAC'"):
+        _ = eigenoise.NoisyFAC
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["fit", "--help"], ["cifar10", "--help"]])
+def test_help_answers_without_torch(arguments):
+    code = f"import sys; sys.argv = ['eigenoise', *{arguments}]\nfrom eigenoise.cli import app\n"
+    code += "try:\n    app()\nfinally:\n    print('torch' in sys.modules, 'numpy' in sys.modules, file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0
+    assert result.stderr.split() == ["False", "False"]

@@ -56,8 +56,8 @@ def test_the_paper_preset_is_the_papers():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_writes_its_result(no_cache, tmp_path, method):
     seen = []
-    result = run_uci(boston(method), tmp_path, on_epoch=lambda *now: seen.append(now))
-    assert [now[:2] for now in seen] == [(1, 3), (2, 3), (3, 3)]
+    result = run_uci(boston(method), tmp_path, on_epoch=lambda trial: seen.append(len(trial.curve)))
+    assert seen == [1, 2, 3]
     on_disk = json.loads((tmp_path / f"boston-{method}-paper.json").read_text())
     assert on_disk == result
     for name in ("rmse", "ll", "elbo"):
@@ -77,15 +77,15 @@ def test_a_stopped_run_continues_bit_for_bit(no_cache, tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     straight = run_uci(boston(epochs=4), tmp_path / "a")
 
-    def stop(epoch, epochs, elbo):
-        if epoch == 3:
+    def stop(trial):
+        if len(trial.curve) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_uci(boston(epochs=4), tmp_path / "b", on_epoch=stop)
     assert not (tmp_path / "b" / "boston-noisy-ekfac-paper.json").exists()
     seen = []
-    resumed = run_uci(boston(epochs=4), tmp_path / "b", on_epoch=lambda *now: seen.append(now[0]))
+    resumed = run_uci(boston(epochs=4), tmp_path / "b", on_epoch=lambda trial: seen.append(len(trial.curve)))
     assert seen == [3, 4]  # two passes were saved
     for name in ("rmse", "ll", "elbo", "curve", "iterations"):
         assert resumed[name] == straight[name]
@@ -121,8 +121,8 @@ def test_a_trial_continues_bit_for_bit(method, input_noise):
 def test_a_stopped_run_of_other_settings_is_kept(no_cache, tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "CHECKPOINT_SECONDS", -1.0)
 
-    def stop(epoch, epochs, elbo):
-        if epoch == 2:
+    def stop(trial):
+        if len(trial.curve) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

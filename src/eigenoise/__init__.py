@@ -1,21 +1,15 @@
-"""eigenoise: Bayesian neural networks by noisy natural gradient."""
+"""eigenoise: Bayesian neural networks by noisy natural gradient.
 
-from eigenoise import distributions, fisher, models
-from eigenoise.bbb import BayesByBackprop
-from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
-from eigenoise.likelihoods import (
-    BernoulliLikelihood,
-    CategoricalLikelihood,
-    GaussianLikelihood,
-    HeteroscedasticGaussianLikelihood,
-)
-from eigenoise.norms import settle_batch_norm
-from eigenoise.optim import EKFAC, KFAC, NoisyAdam, NoisyEKFAC, NoisyKFAC
-from eigenoise.posterior import Posterior
-from eigenoise.predict import predict
-from eigenoise.version import __version__
+Names are loaded when the first of them is asked for, so that the command line answers before torch is there.
+"""
 
-__all__ = [
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eigenoise.public import *  # noqa: F403
+
+__all__ = [  # noqa: F405
     "EKFAC",
     "KFAC",
     "BayesByBackprop",
@@ -36,3 +30,13 @@ __all__ = [
     "predict",
     "settle_batch_norm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("eigenoise.public"), name)
+    raise AttributeError(f"module 'eigenoise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ from torch import Tensor
 from eigenoise import data, metrics, models, train
 from eigenoise.figures import COLORS, LABELS
 from eigenoise.likelihoods import GaussianLikelihood
-from eigenoise.predict import predict
+from eigenoise.monte_carlo import predict
 from eigenoise.predictive import GaussianMixture
 from eigenoise.presets import METHODS
 

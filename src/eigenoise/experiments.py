@@ -112,7 +112,7 @@ def run_uci(
     run: Run,
     out: Path,
     folder: str | os.PathLike | None = None,
-    on_epoch: Callable[[int, int, float], None] = lambda epoch, epochs, elbo: None,
+    on_epoch: Callable[[Trial], None] = lambda trial: None,
 ) -> dict[str, Any]:
     """Train, test, write the result; continue where an earlier call was stopped.
 
@@ -120,7 +120,7 @@ def run_uci(
         run: what to run.
         out: folder of results and checkpoints.
         folder: the data cache.
-        on_epoch: called after each pass with its number, the number of passes and the current ELBO per example.
+        on_epoch: called after each pass; ``trial.curve`` holds the ELBO per example after each of them.
 
     Raises:
         ValueError: for settings that cannot be, or files that are not this run's.
@@ -147,8 +147,8 @@ def run_uci(
     marks = json.dumps({**settings, "sample_of_the_set": is_sample})
     seconds = runs.resume(checkpoint, marks, trial.load_state_dict)
     last = began = time.monotonic()
-    for epoch in trial.passes():
-        on_epoch(epoch, settings["epochs"], trial.curve[-1])
+    for _ in trial.passes():
+        on_epoch(trial)
         now = time.monotonic()
         if now - last > CHECKPOINT_SECONDS:
             runs.save(checkpoint, marks, trial.state_dict(), seconds + now - began)

@@ -10,7 +10,7 @@ import torch
 from eigenoise import metrics, models, train
 from eigenoise.data import Splits
 from eigenoise.likelihoods import GaussianLikelihood, HeteroscedasticGaussianLikelihood
-from eigenoise.predict import predict
+from eigenoise.monte_carlo import predict
 from eigenoise.predictive import GaussianMixture
 from eigenoise.presets import METHODS, Recipe
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def console() -> Console:
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+Folder = Annotated[Path | None, typer.Option(help="Folder for TensorBoard's curves and histograms.")]
+
+
+def console(quiet: bool = False) -> Console:
     """A terminal as wide as it is, a file or pipe wide enough for every table."""
     from rich.console import Console
 
-    found = Console()
-    return found if found.is_terminal else Console(width=140)
+    found = Console(quiet=quiet)
+    return found if found.is_terminal else Console(width=140, quiet=quiet)
 
 
 def rich_table(grid: Grid) -> Table:

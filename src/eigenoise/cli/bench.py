@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console, rich_table
+from eigenoise.cli.base import Quiet, app, console, rich_table
+
+if TYPE_CHECKING:
+    from eigenoise.watch import Task
+
+
+def _seen(task: Task, count: Iterator[int], name: str) -> None:
+    """Show that one more is done."""
+    task.to(next(count), name)
 
 
 @app.command()
@@ -19,6 +30,7 @@ def bench(
     growth: Annotated[bool, typer.Option(help="How the cost grows with width, batch, depth, splits, samples.")] = False,
     against: Annotated[Path | None, typer.Option(help="An older result: say what grew.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, tables and pictures.")] = Path("bench"),
+    quiet: Quiet = False,
 ) -> None:
     """Time a training step of every method as a ratio to SGD with momentum on the same model in the same run.
 
@@ -29,25 +41,24 @@ def bench(
     import json
 
     import torch
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eigenoise import atomic, checks
     from eigenoise.bench import run, show
     from eigenoise.bench.cases import CASES
+    from eigenoise.watch import watching
 
-    terminal = console()
+    terminal = console(quiet)
     torch.set_num_threads(1)  # ratios are of CPU time on one core
     try:
         names = [checks.choice("case", name, CASES) for name in cases or CASES]
         before = None if against is None else json.loads(against.read_text())
         atomic.folder(out)
-        columns = (TextColumn("{task.description:60}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=terminal) as progress:
+        with watching(not quiet) as watch:
             results = run.begun(out / "bench.json")
             for part in run.parts(names, rounds=rounds, peers=peers, memory=memory, growth=growth):
-                task = progress.add_task(part.title, total=part.steps)
-                part.run(results, lambda name, task=task: progress.advance(task))  # type: ignore[misc]
-                progress.remove_task(task)
+                task = watch.task(part.title, part.steps)
+                part.run(results, partial(_seen, task, itertools.count(1)))
+                task.end()
                 atomic.write_json(out / "bench.json", results)
         for grid in show.grids(results):
             terminal.print(rich_table(grid))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console, rich_table
+from eigenoise.cli.base import Folder, Quiet, app, console, rich_table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
-
+    from eigenoise.board import Board
     from eigenoise.vision.study import Run
     from eigenoise.vision.training import Training
+    from eigenoise.watch import Watch
+
+HISTOGRAMS_EVERY = 100  # steps
 
 
 @app.command()
@@ -42,6 +45,8 @@ def cifar10(
     folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 1,
+    tensorboard: Folder = None,
+    quiet: Quiet = False,
 ) -> None:
     """Classify CIFAR-10 with VGG16, beside the paper's Table 2: tables here and in Markdown, results as JSON, pictures.
 
@@ -54,7 +59,7 @@ def cifar10(
     from eigenoise.vision.recipes import METHODS, Setting
 
     torch.set_num_threads(threads)
-    terminal = console()
+    terminal = console(quiet)
     given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr, "conv_basis": conv_basis}
     options = {name: value for name, value in given.items() if value is not None}
     try:
@@ -74,7 +79,7 @@ def cifar10(
         show.check_comparable([*show.collect(out), *({"settings": run.settings()} for run in todo)], str(out))
         for run in todo:  # whatever is wrong with old results of any is said before the first begins
             study.check(run, out, resume)
-        _run_cifar10(todo, out, folder, device, resume, terminal)
+        _run_cifar10(todo, out, folder, device, resume, tensorboard, quiet)
         for grid in show.grids(show.collect(out)):
             terminal.print(rich_table(grid))
         for path in show.write(out):
@@ -90,33 +95,46 @@ def cifar10(
         raise typer.Exit(130) from None
 
 
-def _run_cifar10(todo: list[Run], out: Path, folder: Path | None, device: str, resume: bool, terminal: Console) -> None:
-    import time
+class _Seen:
+    """A run as it is seen in the terminal and by TensorBoard."""
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    def __init__(self, run: Run, watch: Watch, board: Board | None):
+        self.run, self.watch, self.board = run, watch, board
+        self.task = watch.task(run.name, run.steps)
+        self.began: tuple[float, int] | None = None  # when, and after which step
+        self.passes = 0
 
+    def on_step(self, training: Training) -> None:
+        done, (loss, right) = len(training.curve), training.curve[-1]
+        now = time.monotonic()
+        self.began = self.began or (now, done)
+        rate = (done - self.began[1]) * self.run.batch_size / max(1e-9, now - self.began[0])
+        last = training.curve[-20:]
+        means = [sum(column) / len(last) for column in zip(*last, strict=True)]
+        self.task.to(done, f"loss {means[0]:.3f}  right {means[1]:.1%}  {rate:.0f} images/s")
+        if self.board is not None:
+            self.board.scalars(done, loss=loss, right=right)
+            if done % HISTOGRAMS_EVERY == 0:
+                self.board.histograms(done, training.optimizer)
+
+    def on_pass(self) -> None:
+        if self.passes == 0:
+            self.task.end()
+            self.task = self.watch.task(f"{self.run.name}, test", 1 + self.run.samples)
+        self.passes += 1
+        self.task.to(self.passes)
+
+
+def _run_cifar10(
+    todo: list[Run], out: Path, folder: Path | None, device: str, resume: bool, tensorboard: Path | None, quiet: bool
+) -> None:
+    from eigenoise.board import Board
     from eigenoise.vision.study import run_cifar10
+    from eigenoise.watch import watching
 
-    columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=terminal) as progress:
+    with watching(not quiet) as watch:
         for run in todo:
-            task = progress.add_task(run.name, total=run.steps, now="")
-            test = progress.add_task(f"{run.name}, test", total=1 + run.samples, now="", visible=False)
-            began, first = time.monotonic(), -1
-
-            def on_step(training: Training, task: TaskID = task, size: int = run.batch_size) -> None:
-                nonlocal began, first
-                done = len(training.curve)
-                if first < 0:
-                    began, first = time.monotonic(), done
-                rate = (done - first) * size / max(1e-9, time.monotonic() - began)
-                loss, right = (sum(column) / 20 for column in zip(*training.curve[-20:], strict=True))
-                now = f"loss {loss:.3f}  right {right:.1%}  {rate:.0f} images/s"
-                progress.update(task, completed=done, now=now if done >= 20 else "")
-
-            def on_pass(test: TaskID = test) -> None:
-                progress.update(test, advance=1, visible=True)
-
-            run_cifar10(run, out, folder, device=device, resume=resume, on_step=on_step, on_pass=on_pass)
-            progress.remove_task(task)
-            progress.remove_task(test)
+            with nullcontext() if tensorboard is None else Board(tensorboard / run.name) as board:
+                seen = _Seen(run, watch, board)
+                run_cifar10(run, out, folder, device=device, resume=resume, on_step=seen.on_step, on_pass=seen.on_pass)
+                seen.task.end()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console
+from eigenoise.cli.base import Quiet, app, console
 
 data_app = typer.Typer(no_args_is_help=True, help="The data cache: what is there, fetch more, where it is.")
 app.add_typer(data_app, name="data")
@@ -14,7 +14,10 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the sets, their sizes, and whether they are in the cache."""
+    """List the sets, their sizes, and whether they are in the cache.
+
+    Example: eigenoise data list
+    """
     from rich.table import Table
 
     from eigenoise.data import images
@@ -38,28 +41,32 @@ def data_list() -> None:
 @data_app.command("fetch")
 def data_fetch(
     sets: Annotated[list[str], typer.Argument(help="UCI sets, or cifar10.")],
+    quiet: Quiet = False,
 ) -> None:
     """Download sets into the cache and check their hashes.
 
     Example: eigenoise data fetch yacht energy
     """
-    from rich.progress import track
-
     from eigenoise.data import images
     from eigenoise.data.files import fetch_uci, uci_registry
     from eigenoise.data.uci import info, year_splits
+    from eigenoise.watch import watching
 
     try:
         for name in sets:
             if name == "cifar10":
-                with console().status("cifar10: 170 MB, once"):
+                with console(quiet).status("cifar10: 170 MB, once"):
                     images.cifar10()
             elif name in images.OTHERS:
                 images.other(name)  # says where to put it if it is not there
             elif info(name).folder:
                 names = [file for file in uci_registry() if file.startswith(info(name).folder + "/")]
-                for file in track(names, name):
-                    fetch_uci(file)
+                with watching(not quiet) as watch:
+                    task = watch.task(name, len(names))
+                    for done, file in enumerate(names, 1):
+                        fetch_uci(file)
+                        task.to(done)
+                    task.end()
             else:
                 year_splits()  # says where to get it if it is not there
     except (ValueError, OSError) as error:
@@ -69,7 +76,10 @@ def data_fetch(
 
 @data_app.command("path")
 def data_path() -> None:
-    """Show where the cache is."""
+    """Show where the cache is.
+
+    Example: eigenoise data path
+    """
     from eigenoise.data.files import cache_folder
 
     typer.echo(str(cache_folder()))

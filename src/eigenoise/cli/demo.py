@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console
+from eigenoise.cli.base import Quiet, app, console
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
     from rich.table import Table
 
     from eigenoise.demo import Result
+    from eigenoise.watch import Task
+
+
+def _seen(task: Task, epoch: int, elbo: float) -> None:
+    """Show how far a method is."""
+    task.to(epoch, f"ELBO {elbo:.3f}")
 
 
 @app.command()
@@ -21,20 +27,21 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
     epochs: Annotated[int, typer.Option(min=2, help="Passes over the data.")] = 150,
     splits: Annotated[int, typer.Option(min=1, help="Random train/test splits, trained all at once.")] = 10,
+    quiet: Quiet = False,
 ) -> None:
     """Train BBB, noisy Adam, noisy K-FAC and noisy EK-FAC on the Boston housing table and compare them.
 
     Example: eigenoise demo --epochs 150 --out demo
     """
     import torch
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eigenoise import atomic, data
     from eigenoise.demo import Settings, draw, run
     from eigenoise.figures import LABELS
     from eigenoise.presets import METHODS
+    from eigenoise.watch import watching
 
-    terminal = console()
+    terminal = console(quiet)
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     settings = Settings(epochs=epochs, splits=splits)
     try:
@@ -47,16 +54,12 @@ def demo(
         f"Boston housing: {len(table.y)} rows, {table.x.shape[1]} inputs; {splits} random 90/10 splits at once, "
         f"{settings.hidden} hidden units, batch {settings.batch_size}, {epochs} epochs"
     )
-    columns = (TextColumn("{task.description:14}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
     results = []
-    with Progress(*columns, TimeRemainingColumn(), console=terminal) as progress:
+    with watching(not quiet) as watch:
         for method in METHODS:
-            task = progress.add_task(LABELS[method], total=epochs, elbo="")
-
-            def advance(epoch: int, elbo: float, task: TaskID = task) -> None:
-                progress.update(task, completed=epoch, elbo=f"{elbo:7.3f}")
-
-            results.append(run(method, table, settings, advance))
+            task = watch.task(LABELS[method], epochs)
+            results.append(run(method, table, settings, partial(_seen, task)))
+            task.end()
     terminal.print(_table(results))
     for path in draw(results, out):
         terminal.print(f"picture: {path}")

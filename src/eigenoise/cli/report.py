@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console
+from eigenoise.cli.base import Quiet, app, console
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder with results of uci, cifar10, fit or bench.")],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    quiet: Quiet = False,
 ) -> None:
     """Make one page to look at from all results in a folder, with every picture in it.
 
@@ -25,9 +26,9 @@ def report(
         atomic.folder(out.parent)
         if out.is_dir():
             raise ValueError(f"--out must be a file, but {out} is a folder")
-        with console().status("drawing"):
+        with console(quiet).status("drawing"):
             page.write(folder, out)
     except (OSError, ValueError) as error:
         typer.echo(f"eigenoise report: {error}", err=True)
         raise typer.Exit(2) from error
-    console().print(f"written: {out}", markup=False)
+    console(quiet).print(f"written: {out}", markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console, rich_table
+from eigenoise.cli.base import Quiet, app, console, rich_table
 
 WIDEST = 10_000  # units of a hidden layer
 
@@ -47,7 +47,7 @@ def fit(
     held_out: Annotated[float, typer.Option(help="The part of the rows to test on.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0, help="Of which rows, and of the fit.")] = 0,
     encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Learn to predict a column of a table, and say how well, beside scikit-learn's models.
 
@@ -56,7 +56,7 @@ def fit(
     from eigenoise.tabular.learning import learn
     from eigenoise.tabular.reading import read_table
 
-    terminal = console()
+    terminal = console(quiet)
     try:
         sizes = _sizes(hidden)
         frame = read_table(table, encoding)
@@ -77,8 +77,6 @@ def fit(
     except (OSError, ValueError, TypeError, ImportError) as error:
         typer.echo(f"eigenoise fit: {error}", err=True)
         raise typer.Exit(2) from error
-    if quiet:
-        return
     for name, why in learned.schema.left_out:
         terminal.print(f"left out: {name!r} {why}", markup=False)
     kinds = [column.kind for column in learned.schema.columns]
@@ -98,6 +96,7 @@ def predict(
     out: Annotated[Path, typer.Option(help="The table with predictions.")],
     interval: Annotated[float, typer.Option(help="How much of the truth intervals shall hold.")] = 0.9,
     encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    quiet: Quiet = False,
 ) -> None:
     """Add predictions to a table: a number and its interval, or a class and all probabilities.
 
@@ -118,4 +117,4 @@ def predict(
     except (OSError, ValueError, TypeError, ImportError) as error:
         typer.echo(f"eigenoise predict: {error}", err=True)
         raise typer.Exit(2) from error
-    console().print(f"written: {out}, {len(predicted):,} rows", markup=False)
+    console(quiet).print(f"written: {out}, {len(predicted):,} rows", markup=False)

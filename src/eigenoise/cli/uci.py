@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import app, console, rich_table
+from eigenoise.cli.base import Folder, Quiet, app, console, rich_table
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
+    from eigenoise.board import Board
+    from eigenoise.trial import Trial
+    from eigenoise.watch import Task
+
+
+def _seen(task: Task, board: Board | None, trial: Trial) -> None:
+    """Show how far a run is."""
+    epoch, epochs, elbo = len(trial.curve), trial.recipe.epochs, trial.curve[-1]
+    task.to(epoch, f"ELBO {elbo:.3f}", epochs)
+    if board is not None:
+        board.scalars(epoch, elbo=elbo)
+        if epoch % max(1, epochs // 10) == 0:
+            board.histograms(epoch, trial.optimizer)
 
 
 @app.command()
@@ -28,20 +42,23 @@ def uci(
     epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results; a stopped run continues there.")] = Path("results"),
     folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
+    tensorboard: Folder = None,
+    quiet: Quiet = False,
 ) -> None:
     """Regression on UCI sets, beside the paper's Table 1: tables here and in Markdown, results as JSON, pictures.
 
     Example: eigenoise uci yacht boston --method noisy-ekfac,bbb --epochs 100 --out results
     """
     import torch
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from eigenoise import atomic, checks, report
+    from eigenoise.board import Board
     from eigenoise.data import uci as uci_data
     from eigenoise.experiments import Run, finished, run_uci
     from eigenoise.presets import METHODS, PRESETS
+    from eigenoise.watch import watching
 
-    terminal = console()
+    terminal = console(quiet)
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     results: list[dict] = []
     failed = 0
@@ -54,20 +71,16 @@ def uci(
             run.settings()
             finished(run, out)
         atomic.folder(out)
-        columns = (TextColumn("{task.description:24}"), BarColumn(), TextColumn("ELBO {task.fields[elbo]}"))
-        with Progress(*columns, TimeRemainingColumn(), console=terminal) as progress:
+        with watching(not quiet) as watch:
             for run in runs:
-                task = progress.add_task(run.name, total=None, elbo="")
-
-                def advance(epoch: int, total: int, elbo: float, task: TaskID = task) -> None:
-                    progress.update(task, completed=epoch, total=total, elbo=f"{elbo:7.3f}")
-
-                try:
-                    results.append(run_uci(run, out, folder, advance))
-                except checks.NotFiniteError as error:  # the others may yet succeed
-                    typer.echo(f"eigenoise uci: {run.name} diverged: {error}", err=True)
-                    failed += 1
-                progress.remove_task(task)
+                task = watch.task(run.name)
+                with nullcontext() if tensorboard is None else Board(tensorboard / run.name) as board:
+                    try:
+                        results.append(run_uci(run, out, folder, partial(_seen, task, board)))
+                    except checks.NotFiniteError as error:  # the others may yet succeed
+                        typer.echo(f"eigenoise uci: {run.name} diverged: {error}", err=True)
+                        failed += 1
+                task.end()
         if results:
             for grid in report.grids(results):
                 terminal.print(rich_table(grid))

@@ -29,9 +29,9 @@ from eigenoise.estimators.network import (
 )
 from eigenoise.estimators.progress import shown
 from eigenoise.estimators.rows import Rows, Scale
+from eigenoise.monte_carlo import predict
 from eigenoise.natural import NaturalGradient
 from eigenoise.posterior import Posterior
-from eigenoise.predict import predict
 from eigenoise.predictive import CategoricalMixture, GaussianMixture, Predictive
 from eigenoise.presets import METHODS
 from eigenoise.spectra import spectra

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from eigenoise import checks, models, train
 from eigenoise.estimators.rows import Rows, one_pass, parts
 from eigenoise.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
-from eigenoise.predict import predict
+from eigenoise.monte_carlo import predict
 from eigenoise.predictive import CategoricalMixture, GaussianMixture, Predictive
 from eigenoise.presets import METHODS
 

@@ -1,4 +1,4 @@
-"""A bar with the time left, while a table is learned."""
+"""What is seen while a table is learned: a bar or lines for each stage."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from eigenoise.estimators.network import Progress
+from eigenoise.watch import Task, watching
 
 
 @contextmanager
 def shown(wanted: bool) -> Iterator[Progress]:
-    """Within the block, what is told is shown as a bar for each stage, if ``wanted``."""
-    if not wanted:
-        yield lambda what, part: None
-        return
-    from rich import progress
+    """Within the block, what is told is shown, one stage after the other, if ``wanted``."""
+    with watching(wanted) as watch:
+        stages: dict[str, Task] = {}
 
-    columns = (progress.TextColumn("{task.description:12}"), progress.BarColumn(), progress.TimeRemainingColumn())
-    with progress.Progress(*columns) as bar:
-        tasks: dict[str, progress.TaskID] = {}
+        def end() -> None:
+            if stages:
+                list(stages.values())[-1].end()
 
         def tell(what: str, part: float) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=1.0)
-            bar.update(tasks[what], completed=part)
+            if what not in stages:
+                end()
+                stages[what] = watch.task(what, 1.0)
+            stages[what].to(part)
 
         yield tell
+        end()
