@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from eigenoise.presets import METHODS, PRESETS, best_recipe
 from eigenoise.vision.recipes import SETTINGS, recipe
 
 ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -48,12 +50,55 @@ def test_the_readmes_diff_matches_its_code():
         assert line in code
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("name", ["index", "examples"])
+def test_code_on_pages_runs(name, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{name}.md").read_text(), re.DOTALL)
+    assert blocks
+    space: dict = {}
+    for block in blocks:
+        exec(compile(block, f"{name}.md", "exec"), space)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
 def test_examples_run(path, tmp_path):
-    command = [sys.executable, str(path), "--steps", "30"]
+    command = [sys.executable, str(path), "--steps", "10"]
+    if "--seeds" in path.read_text():
+        command += ["--seeds", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert list(tmp_path.glob("*.png"))
+    assert done.stdout
+    for picture in re.findall(r"\w+\.png", path.read_text()):
+        assert (tmp_path / picture).is_file()
+
+
+def test_the_examples_page_lists_every_example():
+    text = (ROOT / "docs" / "examples.md").read_text()
+    assert [path.name for path in EXAMPLES if f"`{path.name}`" not in text] == []
+
+
+def test_the_site_builds_without_warnings_and_without_network(tmp_path):
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(mkdocs, cwd=ROOT, capture_output=True, text=True, check=False, env=quiet)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    maths = (tmp_path / "site" / "maths" / "index.html").read_text()
+    assert maths.count("<math") > 30
+    assert "$" not in re.sub(r"<script.*?</script>", "", maths, flags=re.DOTALL)
+    for page in (tmp_path / "site").rglob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link rel="stylesheet")[^>]* (?:src|href)="(https?:[^"]+)', page.read_text()
+        )
+        assert loaded == [], f"{page} loads {loaded}"
+
+
+def test_the_maths_page_has_every_equation():
+    text = (ROOT / "docs" / "maths.md").read_text()
+    named = {int(number) for group in re.findall(r"\(([\d, and;]+)\)", text) for number in re.findall(r"\d+", group)}
+    more = {int(number) for group in re.findall(r"; ([\d, ]+)\)", text) for number in re.findall(r"\d+", group)}
+    assert named | more >= set(range(1, 22))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -36,7 +36,10 @@ class SamplingOptimizer(Optimizer):
         parallel: draw all samples of a step in one block, as one more leading axis in front of the stack; for models
             of ``StackedLinear`` layers alone.
         antithetic: every second sample of a step mirrors the one before.
-        others, overrides, batch_dim: as for ``treat``.
+        others: what parameters outside Linear and convolution layers get: ``"diagonal"``, a diagonal posterior, or
+            ``"point"``, a point estimate.
+        overrides: the same choice for a module's or parameter's name and everything below it.
+        batch_dim: the axis of a Linear's input that counts examples, 1 for sequence-first models.
         generator: source of all noise; by default one seeded from torch's global generator.
     """
 
