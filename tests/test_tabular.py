@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from eigenoise.posterior import Posterior
 from eigenoise.tabular import learning
 from eigenoise.tabular.baselines import GaussianAround, ridge
 from eigenoise.tabular.learning import Learned, learn
-from eigenoise.tabular.reading import read_table
+from eigenoise.tabular.reading import read_table, write_table
 from eigenoise.tabular.schema import MISSING, Schema
 
 SHORT = {"hidden_layer_sizes": (8,), "max_epochs": 5, "kl_weight": 0.3, "early_stopping": False}
@@ -352,17 +353,59 @@ def test_an_empty_last_field_is_borne_but_a_further_one_is_not(tmp_path):
         read_table(path)
 
 
-def test_parquet_is_read_where_it_can_be(houses, tmp_path):
+def test_parquet_is_read_and_written(houses, tmp_path):
+    pytest.importorskip("pyarrow")
     path = tmp_path / "t.parquet"
     path.write_bytes(b"no parquet at all")
-    with pytest.raises((ValueError, ImportError), match="Parquet"):
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
         read_table(path)
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        return
     houses.to_parquet(path)
     pd.testing.assert_frame_equal(read_table(path), houses)
+    write_table(houses, tmp_path / "u.PQ")
+    pd.testing.assert_frame_equal(read_table(tmp_path / "u.PQ"), houses)
+
+
+def test_without_pyarrow_the_message_says_what_to_install(houses, tmp_path, monkeypatch):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"pip install 'eigenoise\[parquet\]'"):
+        read_table(tmp_path / "t.parquet")
+
+
+def test_what_parquet_can_hold_is_known_too(tmp_path):
+    """Times with zones, exact decimals, spans of time, categories, whole numbers with gaps, yes and no."""
+    pytest.importorskip("pyarrow")
+    random, rows = np.random.default_rng(0), 60
+    frame = pd.DataFrame(
+        {
+            "when": pd.date_range("2021-01-01", periods=rows, freq="7h", tz="Europe/Oslo"),
+            "paid": [Decimal(f"{i}.25") for i in range(rows)],
+            "took": pd.to_timedelta(random.uniform(0, 1000, rows), unit="s"),
+            "kind": pd.Categorical(random.choice(["a", "b"], rows)),
+            "count": pd.array([None if i % 7 == 0 else i % 5 for i in range(rows)], dtype="Int64"),
+            "yes": random.choice([True, False], rows),
+            "goal": [Decimal(i % 9) for i in range(rows)],
+        }
+    )
+    frame.to_parquet(tmp_path / "t.parquet")
+    read = read_table(tmp_path / "t.parquet")
+    schema = Schema.of(read, "goal")
+    kinds = {column.name: column.kind for column in schema.columns}
+    assert kinds == dict.fromkeys(("paid", "took", "count", "yes"), "number") | {"when": "date", "kind": "category"}
+    assert schema.task == "regression"
+    x = schema.inputs(read)
+    assert x.shape == (rows, 4 + 1 + 1 + 2 + 2 + 1)
+    assert np.isfinite(x).all()
+    assert x[:, 4].tolist() == [float(value) for value in frame["paid"]]
+    np.testing.assert_allclose(x[:, 5], frame["took"].dt.total_seconds())
+    assert schema.targets(read).tolist() == [float(value) for value in frame["goal"]]
+
+
+def test_lists_in_a_column_are_refused_by_its_name(houses):
+    frame = houses.assign(lists=[[1, 2]] * len(houses))
+    with pytest.raises(ValueError, match="'lists' must hold one value in each row, but a list is in it"):
+        Schema.of(frame, "price")
+    assert Schema.of(frame, "price", drop=["lists"]).target == "price"
 
 
 BAD = {

@@ -7,7 +7,9 @@ import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +81,9 @@ class Schema:
             raise ValueError("the table's column names must be texts, each its own")
         for name in (target, *drop):
             _known(name, frame.columns)
+        for name in frame.columns:
+            if name not in set(drop):
+                _single(frame[name])
         goal = frame[target].dropna()
         if goal.empty:
             raise ValueError(f"the target {target!r} is missing in every row")
@@ -190,7 +195,7 @@ def _known(name: str, columns: Sequence[str]) -> None:
 def _task(goal: pd.Series) -> str:
     import pandas as pd
 
-    numbers = pd.api.types.is_numeric_dtype(goal) and not pd.api.types.is_bool_dtype(goal)
+    numbers = _are_numbers(goal) and not pd.api.types.is_bool_dtype(goal)
     return "regression" if numbers and goal.nunique() > 2 else "classification"
 
 
@@ -218,7 +223,7 @@ def _column(values: pd.Series) -> Column | str:
     gaps = len(present) < len(values)
     if present.nunique() < 2 and not gaps:
         return "is the same in every row"
-    if pd.api.types.is_numeric_dtype(values) or pd.api.types.is_bool_dtype(values):
+    if _are_numbers(present):
         return Column(name, "number", (float(np.median(_numbers(present))),), gaps)
     if pd.api.types.is_datetime64_any_dtype(values) or _are_dates(present):
         parts = _date_parts(_dates(present))
@@ -235,9 +240,32 @@ def _parts(place: int, column: Column) -> list[str]:
     return [f"{place}"] if column.kind == "number" else [f"{place} {part}" for part in DATE_PARTS]
 
 
+def _single(values: pd.Series) -> None:
+    """Refuse lists, tables and the like in the fields of a column."""
+    wrong = [value for value in values.dropna().head(1000) if isinstance(value, (list, tuple, set, dict, np.ndarray))]
+    if wrong:
+        kind = type(wrong[0]).__name__
+        raise ValueError(
+            f"the column {values.name!r} must hold one value in each row, but a {kind} is in it: leave it out with "
+            f"--drop {values.name!r}"
+        )
+
+
+def _are_numbers(values: pd.Series) -> bool:
+    """Whether they are numbers, yes or no, exact decimals or spans of time."""
+    import pandas as pd
+
+    types = pd.api.types
+    if types.is_numeric_dtype(values) or types.is_bool_dtype(values) or types.is_timedelta64_dtype(values):
+        return True
+    return types.is_object_dtype(values) and all(isinstance(value, (Number, Decimal)) for value in values)
+
+
 def _numbers(values: pd.Series) -> np.ndarray:
     import pandas as pd
 
+    if pd.api.types.is_timedelta64_dtype(values):
+        values = values.dt.total_seconds()
     found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     wrong = np.isnan(found) & values.notna().to_numpy()
     if wrong.any():
