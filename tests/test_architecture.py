@@ -34,6 +34,7 @@ ORDER = [
     "swap",
     "blocks",
     "posterior",
+    "priors",
     "elbo",
     "state",
     "sampling",

@@ -22,6 +22,8 @@ from eigenoise.clip import clipped, on_host
 from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.layers import BareParameter, ConvLayer, LinearLayer, MatrixLayer
 from eigenoise.likelihoods import Likelihood
+from eigenoise.posterior import Posterior
+from eigenoise.priors import layer_priors
 from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
 from eigenoise.swap import Slot
@@ -44,6 +46,8 @@ class NaturalGradient(VariationalOptimizer):
         lr: α, the step size.
         kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
         prior_var: η, variance of the prior N(0, ηI).
+        prior: a posterior of earlier data, which takes the place of N(0, ηI) for the layers that it holds; not for
+            K-FAC. The gradient feels its whole covariance, the new posterior its diagonal in the new basis.
         damping: γ_ex, added to the Fisher in the step but not in the posterior.
         momentum: of the gradient before preconditioning, bias-corrected.
         ema_factors: β̃, rate of the moving averages of A and S at each statistics update.
@@ -89,6 +93,7 @@ class NaturalGradient(VariationalOptimizer):
         lr: float = 0.01,
         kl_weight: float = 1.0,
         prior_var: float = 1.0,
+        prior: Posterior | None = None,
         damping: float = 0.0,
         momentum: float = 0.9,
         ema_factors: float = 0.03,
@@ -141,9 +146,24 @@ class NaturalGradient(VariationalOptimizer):
             raise ValueError(f"fixed_inputs names {sorted(unknown)}, which are no structured layers of the model")
         if self.fixed_inputs and self.reinit_every is not None:
             raise ValueError("fixed_inputs leaves no K-FAC eigenvalues to reset R to: use reinit_every=None")
+        found = {} if prior is None else layer_priors(prior, {slot.name: slot.fisher for slot in self.slots})
+        for slot in self.slots:
+            slot.prior = found.get(slot.name)
+        self._set_prior_spectra(self.slots)
         self._warned = False
         costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in self.slots]
         self._turns = turns(costs, self.refresh_every, (self.stats_every, self.scale_every))
+
+    def _recheck_prior(self) -> None:
+        """Follow λ, N or η that a schedule has changed."""
+        if self._prior_spectra_are_for != (self.posterior_scale, self.intrinsic_damping):
+            self._set_prior_spectra(self.slots)
+
+    def _set_prior_spectra(self, slots: Sequence[FisherSlot]) -> None:
+        self._prior_spectra_are_for = self.posterior_scale, self.intrinsic_damping
+        for slot in slots:
+            if slot.prior is not None:
+                slot.set_prior_spectrum(*self._prior_spectra_are_for)
 
     def _make_slot(self, treatment: Treatment) -> FisherSlot:
         layer = treatment.layer
@@ -193,6 +213,7 @@ class NaturalGradient(VariationalOptimizer):
 
     def _draw(self, generator: torch.Generator, training: bool) -> None:
         spread, damping = self.posterior_scale**0.5, self.intrinsic_damping
+        self._recheck_prior()
         # Statistics need a sample that all examples share: with noise of their own the gradient that comes down through
         # a layer leaves out that layer's covariance.
         later = training and self.noise != "shared" and not self._stats_due
@@ -238,6 +259,7 @@ class NaturalGradient(VariationalOptimizer):
                 slot.fisher.commit(factors, scale)
         due = [self.slots[index] for index in self._turns.get(self.steps % self.refresh_every, ())]
         failed = [slot.name for slot in due if not slot.refresh()]
+        self._set_prior_spectra(due)
         if failed and not self._warned:
             warnings.warn(
                 f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
@@ -259,6 +281,7 @@ class NaturalGradient(VariationalOptimizer):
             self._check_statistics(active, loss)
         group = self.param_groups[0]
         damping = self.intrinsic_damping
+        self._recheck_prior()
         self._gather_gradients(active, damping)
         self._update_fishers()  # it turns gradients that are kept in a basis into the new one
         keep = group["momentum"]
@@ -313,12 +336,16 @@ class NaturalGradient(VariationalOptimizer):
             wanted = {id(slot) for slot in active}
             drawn = [total for slot, total in zip(self.slots, drawn, strict=True) if id(slot) in wanted]
         torch._foreach_add_(gradients, drawn, alpha=damping / self.blocks.count)
+        for slot, total in zip(active, drawn, strict=True):
+            if slot.prior is not None:
+                slot.add_prior_gradient(total / self.blocks.count, self.posterior_scale, damping)
 
     # Looking and keeping.
 
     def _distribution(self, slot: Slot) -> Distribution:
         assert isinstance(slot, FisherSlot)
         self._check_spread()
+        self._recheck_prior()
         return slot.fisher.posterior(slot.weights(slot.mean), self.posterior_scale, self.intrinsic_damping)
 
     def _check_spread(self) -> None:
@@ -330,7 +357,10 @@ class NaturalGradient(VariationalOptimizer):
         assert isinstance(slot, FisherSlot)
         scale, damping, prior_var = self.posterior_scale, self.intrinsic_damping, self.param_groups[0]["prior_var"]
         self._check_spread()
+        self._recheck_prior()
         dims = slot.fisher.event_dims
+        if slot.prior is not None:
+            return slot.prior.kl(slot.weights(slot.mean), scale * slot.fisher.inverse(damping), slot.fisher)
         mean = slot.mean.flatten(-dims) if dims else slot.mean.unsqueeze(-1)
         d = mean.shape[-1]
         trace = scale * slot.fisher.inv_trace(damping) + mean.square().sum(-1)
@@ -349,6 +379,7 @@ class NaturalGradient(VariationalOptimizer):
         for slot in self.slots:
             slot.updates = int(state_dict[state.KEY]["slots"][slot.name]["updates"])
             slot.fisher.forget_cache()
+        self._set_prior_spectra(self.slots)
 
     def _describe(self, slot: Slot) -> str:
         assert isinstance(slot, FisherSlot)

@@ -15,6 +15,7 @@ from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
+from eigenoise.priors import LayerPrior
 from eigenoise.rotated import FreshNoise
 from eigenoise.swap import Slot
 
@@ -40,6 +41,7 @@ class FisherSlot(Slot):
         self.updates = 0  # steps it took part in
         self._views = layer.views(self.gradient), layer.views(self.momentum)
         self._basis = None if rotated else fisher.factors  # None if the slot's numbers are coordinates in it
+        self.prior: LayerPrior | None = None  # instead of N(0, ηI)
 
     @property
     def gradient_views(self) -> list[Tensor]:
@@ -88,6 +90,18 @@ class FisherSlot(Slot):
     def refresh(self) -> bool:
         """A new basis for the Fisher and for what is kept in it; False if a decomposition failed."""
         return self.fisher.refresh([self.mean, self.momentum, self.gradient] if self.rotated else [])
+
+    def set_prior_spectrum(self, scale: float, damping: float) -> None:
+        """Let the prior's (λ/N)·Λ₀ take the place of γ_in·I in the spectrum, as its diagonal in the basis."""
+        assert self.prior is not None
+        self.fisher.add_to_spectrum(scale * self.prior.diagonal(self.fisher) - damping)
+
+    def add_prior_gradient(self, drawn: Tensor, scale: float, damping: float) -> None:
+        """Let (λ/N)·Λ₀·(W − M₀) take the place of γ_in·W in the gradient."""
+        assert self.prior is not None
+        pull = self.prior.pull(self.weights(drawn))
+        self.gradient.add_(self.fisher.rotate(pull) if self.rotated else pull, alpha=scale)
+        self.gradient.sub_(drawn, alpha=damping)
 
     def weights(self, matrix: Tensor) -> Tensor:
         """``matrix`` as a new one that holds weights, not coordinates."""

@@ -53,7 +53,7 @@ class VariationalOptimizer(SamplingOptimizer):
 
     @torch.no_grad()
     def kl(self) -> Tensor:
-        """KL(q(w) ‖ N(0, ηI)), all layers together; ``(s,)`` for a stack of models."""
+        """KL(q(w) ‖ p(w)) to the prior, all layers together; ``(s,)`` for a stack of models."""
         self.blocks.refuse_inside("kl()")
         self.blocks.swap.read()
         total = torch.zeros((), device=self.params[0].device)

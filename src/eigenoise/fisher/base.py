@@ -45,6 +45,7 @@ class Fisher(ABC):
         self.options: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         self.event_dims = 2
         self.factors: KroneckerFactors | None = None  # the basis, if it is another than that of the weights
+        self._offset: Tensor | None = None
         self._cache: dict[tuple[str, float], Tensor] = {}
 
     # What a subclass says.
@@ -128,6 +129,16 @@ class Fisher(ABC):
         eye = torch.eye(size, **self.options).reshape(size, *(1,) * (len(self.shape) - 2), *self.shape[-2:])
         columns = self.unrotate(self.rotate(eye) * self.spectrum(damping))
         return columns.flatten(-2).movedim(0, -1)
+
+    def add_to_spectrum(self, offset: Tensor) -> None:
+        """From now on the spectrum is larger by ``offset (..., p, n)``, until told otherwise or the basis changes."""
+        self._offset = offset
+        self._cache.clear()
+
+    def _damped(self, values: Tensor, damping: float) -> Tensor:
+        """Values + γ, with what was added to them, never too small to be inverted."""
+        found = values + damping
+        return (found if self._offset is None else found.add_(self._offset)).clamp_min_(FLOOR)
 
     def forget_cache(self) -> None:
         """To be called when the state was changed from outside."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from eigenoise.averages import PendingMean
-from eigenoise.fisher.base import FLOOR, Fisher
+from eigenoise.fisher.base import Fisher
 from eigenoise.fisher.moments import squared_gradients
 
 
@@ -70,7 +70,7 @@ class Diagonal(Fisher):
 
     def spectrum(self, damping: float) -> Tensor:
         """R + γ."""
-        return (self.r + damping).clamp_min_(FLOOR)
+        return self._damped(self.r, damping)
 
     def state(self) -> dict[str, Tensor]:
         """The diagonal r."""

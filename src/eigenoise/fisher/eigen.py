@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 from eigenoise import checks, linalg
 from eigenoise.averages import PendingMean
 from eigenoise.distributions import EigenMatrixNormal
-from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
+from eigenoise.fisher.base import DAMPINGS, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
 from eigenoise.fisher.moments import squared_gradients
 
@@ -119,7 +119,7 @@ class Eigen(Fisher):
 
     def spectrum(self, damping: float) -> Tensor:
         """R + γ (eq. 14)."""
-        return (self.R + damping).clamp_min_(FLOOR)
+        return self._damped(self.R, damping)
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """The EMVG with variance scale/(R + γ) in the basis (eqs 13, 14)."""
