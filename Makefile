@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format bench study classification docs clean
+.PHONY: demo test check format bench study classification docs wheel clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,12 @@ classification: $(VENV)/.ready  ## run the classification study, also for hours 
 
 docs: $(VENV)/.ready  ## build the pages of docs/ into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: $(VENV)/.ready  ## build the wheel, install it into an empty environment and see that it works there
+	$(BIN)/python -m build --wheel
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/empty/bin/python tests/smoke.py
 
 clean:
 	rm -rf $(VENV) demo bench build dist site

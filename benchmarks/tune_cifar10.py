@@ -24,48 +24,86 @@ from eigenoise.vision.study import FORMAT, Run, run_cifar10
 STEPS = 400
 METHODS = ("sgd", "kfac", "noisy-kfac", "noisy-ekfac")
 OUT = Path(__file__).parent / "results" / "cifar10_tuning"
-NOISY = {  # step size and λ
+TRIED = {  # step size, λ and η
+    "sgd": {
+        "plain": [(0.005, 0.3, 0.1), (0.01, 0.3, 0.01), (0.01, 0.3, 0.1), (0.02, 0.3, 0.1), (0.05, 0.3, 0.1)],
+        "D": [(0.005, 0.1, 0.1), (0.01, 0.1, 0.1), (0.02, 0.1, 0.01), (0.02, 0.1, 0.1), (0.05, 0.1, 0.1)],
+        "B": [(0.01, 0.3, 1.0), (0.02, 0.3, 1.0), (0.05, 0.3, 0.1), (0.05, 0.3, 1.0), (0.1, 0.3, 1.0)],
+        "D+B": [(0.01, 0.1, 1.0), (0.02, 0.1, 0.1), (0.02, 0.1, 1.0), (0.05, 0.1, 1.0), (0.1, 0.1, 1.0)],
+    },
+    "kfac": {
+        "plain": [(0.01, 0.3, 0.1), (0.03, 0.3, 0.001), (0.03, 0.3, 0.01), (0.03, 0.3, 0.1), (0.1, 0.3, 0.1)],
+        "D": [(0.01, 0.1, 0.1), (0.03, 0.1, 0.01), (0.03, 0.1, 0.1), (0.1, 0.1, 0.1)],
+        "B": [(0.01, 0.3, 1.0), (0.03, 0.3, 0.1), (0.03, 0.3, 1.0), (0.1, 0.3, 1.0), (0.3, 0.3, 1.0), (1.0, 0.3, 1.0)],
+        "D+B": [
+            (0.01, 0.1, 1.0),
+            (0.03, 0.1, 0.1),
+            (0.03, 0.1, 1.0),
+            (0.1, 0.1, 1.0),
+            (0.3, 0.1, 1.0),
+            (1.0, 0.1, 1.0),
+        ],
+    },
     "noisy-kfac": {
-        "plain": ((0.03, 0.0003), (0.03, 0.001), (0.03, 0.003)),
-        "D": ((0.03, 0.0003), (0.03, 0.001), (0.03, 0.003)),
-        "B": ((0.03, 0.01), (0.03, 0.03)),
-        "D+B": ((0.03, 0.001), (0.03, 0.003), (0.03, 0.01)),
+        "plain": [(0.03, 0.0003, 0.1), (0.03, 0.001, 0.1), (0.03, 0.003, 0.01), (0.03, 0.003, 0.1), (0.03, 0.01, 0.1)],
+        "D": [(0.03, 0.0001, 0.1), (0.03, 0.0003, 0.01), (0.03, 0.0003, 0.1), (0.03, 0.001, 0.1), (0.03, 0.003, 0.1)],
+        "B": [
+            (0.03, 0.01, 1.0),
+            (0.03, 0.03, 1.0),
+            (0.1, 0.03, 1.0),
+            (0.3, 0.03, 1.0),
+            (0.3, 0.1, 1.0),
+            (1.0, 0.1, 1.0),
+        ],
+        "D+B": [
+            (0.03, 0.001, 1.0),
+            (0.03, 0.003, 1.0),
+            (0.03, 0.01, 1.0),
+            (0.1, 0.003, 1.0),
+            (0.3, 0.003, 1.0),
+            (0.3, 0.01, 1.0),
+            (1.0, 0.003, 1.0),
+        ],
     },
     "noisy-ekfac": {
-        "plain": ((0.03, 0.001), (0.03, 0.03), (0.03, 0.1), (0.03, 0.3)),
-        "D": ((0.01, 0.001), (0.03, 0.003), (0.03, 0.01), (0.03, 0.03)),
-        "B": ((0.03, 0.1), (0.03, 0.3)),
-        "D+B": ((0.03, 0.01), (0.03, 0.03), (0.03, 0.1)),
+        "plain": [(0.03, 0.001, 0.1), (0.03, 0.03, 0.1), (0.03, 0.1, 0.01), (0.03, 0.1, 0.1), (0.03, 0.3, 0.1)],
+        "D": [
+            (0.01, 0.001, 0.1),
+            (0.03, 0.003, 0.1),
+            (0.03, 0.01, 0.01),
+            (0.03, 0.01, 0.1),
+            (0.03, 0.03, 0.1),
+            (0.1, 0.01, 0.1),
+        ],
+        "B": [(0.03, 0.1, 1.0), (0.03, 0.3, 1.0), (0.1, 0.3, 1.0), (0.3, 0.3, 1.0), (0.3, 1.0, 1.0), (1.0, 0.3, 1.0)],
+        "D+B": [
+            (0.03, 0.01, 1.0),
+            (0.03, 0.03, 1.0),
+            (0.03, 0.1, 1.0),
+            (0.1, 0.03, 1.0),
+            (0.3, 0.03, 1.0),
+            (0.3, 0.1, 1.0),
+            (1.0, 0.03, 1.0),
+        ],
     },
 }
-FLAT = {  # λ of noisy EK-FAC with R started as the identity: tried first, and not to be chosen
-    "plain": (0.003, 0.01, 0.03, 0.1, 0.3),
-    "D": (0.003, 0.01, 0.03, 0.1),
-    "B": (0.01, 0.03, 0.1, 0.3, 1.0),
-    "D+B": (0.01, 0.03, 0.1),
+FLAT = {  # λ and η of noisy EK-FAC with R started as the identity: tried first, and not to be chosen
+    "plain": tuple((weight, 0.1) for weight in (0.003, 0.01, 0.03, 0.1, 0.3)),
+    "D": tuple((weight, 0.1) for weight in (0.003, 0.01, 0.03, 0.1)),
+    "B": tuple((weight, 1.0) for weight in (0.01, 0.03, 0.1, 0.3, 1.0)),
+    "D+B": tuple((weight, 1.0) for weight in (0.01, 0.03, 0.1)),
 }
 
 
 def candidates(method: str, setting: Setting) -> list[dict]:
-    """What is tried: step sizes, larger ones with batch norm; the strength of the prior; λ for noisy methods.
+    """What is tried. For methods without noise λ/η is a weight decay; noisy K-FAC needs a smaller λ than noisy EK-FAC.
 
-    Noisy K-FAC needs a smaller λ: where both sides are flat its Fisher is a product of two small numbers. For methods
-    without noise λ/η is a weight decay.
+    Where both sides of a layer are flat, K-FAC's Fisher is a product of two small numbers.
     """
-    normed = setting.batch_norm
-    weight, prior_var = 0.1 if setting.augmented else 0.3, 1.0 if normed else 0.1
-    tried: list[tuple[float, float, float]]  # step size, λ, η
-    if method == "sgd":
-        tried = [(lr, weight, prior_var) for lr in ((0.01, 0.02, 0.05, 0.1) if normed else (0.005, 0.01, 0.02, 0.05))]
-    elif method == "kfac":
-        tried = [(0.01, weight, prior_var), (0.03, weight, prior_var), (0.03, weight, prior_var / 10)]
-    else:
-        tried = [(lr, weight, prior_var) for lr, weight in NOISY[method][setting.name]]
-    found: list[dict] = [dict(zip(("lr", "kl_weight", "prior_var"), each, strict=True)) for each in tried]
+    names = ("lr", "kl_weight", "prior_var")
+    found: list[dict] = [dict(zip(names, each, strict=True)) for each in TRIED[method][setting.name]]
     if method == "noisy-ekfac":
-        found += [
-            {"lr": 0.03, "kl_weight": weight, "prior_var": prior_var, "start": "init"} for weight in FLAT[setting.name]
-        ]
+        found += [dict(zip(names, (0.03, *each), strict=True)) | {"start": "init"} for each in FLAT[setting.name]]
     return found
 
 
