@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -76,12 +76,23 @@ class Choice:
         epochs: passes over the rows.
         noise: factor on the noise's standard deviation for each target ``(d,)``; of no meaning for classes.
         log_likelihood: of a held-out row, or NaN if there was none.
+        each: the same for every held-out row.
+        weight: of those rows, in sum 1.
     """
 
     kl_weight: float
     epochs: int
     noise: Tensor
     log_likelihood: float = float("nan")
+    each: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+    weight: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+
+    def clearly_better_than(self, other: Choice) -> bool:
+        """By more than a standard error of the difference, row by row."""
+        gain = self.each - other.each
+        mean = (self.weight * gain).sum()
+        error = (self.weight * (gain - mean)).square().sum().sqrt()
+        return bool(mean > error)
 
 
 class Stack:
@@ -161,12 +172,12 @@ def choose(
     divisions: int,
     progress: Progress = lambda what, part: None,
 ) -> Choice:
-    """Train on parts of the rows with each λ; what makes the held-out rest most likely wins.
+    """Train on parts of the rows with one λ after the other, while each makes the held-out rest clearly more likely.
 
     Args:
         plan: how.
         rows: the table, standardised; at least two rows.
-        kl_weights: λ to be tried.
+        kl_weights: λ to be tried, the most wanted first.
         max_epochs: passes at most.
         patience: so many looks at held-out rows without gain end a training; None for one look, at its end.
         fraction: of the rows that is held out.
@@ -189,8 +200,9 @@ def choose(
             elif patience is not None and epoch - own.epochs >= patience * every:
                 break
         assert own is not None
-        if best is None or own.log_likelihood > best.log_likelihood:
-            best = own
+        if best is not None and not own.clearly_better_than(best):
+            break  # and still smaller ones would hardly be
+        best = own
     assert best is not None
     return best
 
@@ -201,19 +213,18 @@ def _look(stack: Stack, held: Tensor, kl_weight: float, epoch: int) -> Choice:
     weight = weight / weight.sum()
     predictive = stack.predictive(held)
     if isinstance(predictive, CategoricalMixture):
-        score = float((predictive.log_prob(y) * weight).sum())
-        return Choice(kl_weight, epoch, torch.ones(1, dtype=torch.float64), score)
+        each = predictive.log_prob(y)
+        return Choice(kl_weight, epoch, torch.ones(1, dtype=torch.float64), float((each * weight).sum()), each, weight)
     assert isinstance(predictive, GaussianMixture)
-    score, factors = 0.0, []
+    each, factors = torch.zeros_like(weight), []
     for j in range(y.shape[-1]):  # targets one by one, as if independent
         own = GaussianMixture(predictive.loc[..., j : j + 1], predictive.scale[..., j : j + 1])
-        tried = {
-            factor: float((own.with_noise_scaled(factor).log_prob(y[..., j : j + 1]) * weight).sum())
-            for factor in FACTORS
-        }
-        factors.append(max(tried, key=tried.__getitem__))
-        score += tried[factors[-1]]
-    return Choice(kl_weight, epoch, torch.tensor(factors, dtype=torch.float64), score)
+        tried = {factor: own.with_noise_scaled(factor).log_prob(y[..., j : j + 1]) for factor in FACTORS}
+        totals = {factor: float((found * weight).sum()) for factor, found in tried.items()}
+        factors.append(max(totals, key=totals.__getitem__))
+        each = each + tried[factors[-1]]
+    score = float((each * weight).sum())
+    return Choice(kl_weight, epoch, torch.tensor(factors, dtype=torch.float64), score, each, weight)
 
 
 def default_epochs(rows: Rows, batch_size: int) -> int:
