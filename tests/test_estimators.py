@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor
+from eigenoise.estimators.network import Choice
 from eigenoise.estimators.rows import Rows, Scale, one_pass, parts
 
 SHORT = {"hidden_layer_sizes": 10, "max_epochs": 10, "lr": 0.03, "random_state": 0}
@@ -180,6 +181,25 @@ def test_what_is_given_is_not_chosen(diabetes):
     assert given.kl_weight_ == 0.5
     assert given.n_iter_ <= 10
     assert np.isfinite(given.validation_log_likelihood_)
+
+
+def test_a_smaller_weight_must_be_clearly_better():
+    each, weight, noise = torch.zeros(100), torch.full((100,), 0.01), torch.ones(1)
+    gain = torch.cat([torch.full((50,), 1.0), torch.full((50,), -0.9)])  # 0.05 in the mean, 0.095 its standard error
+    base = Choice(1.0, 5, noise, 0.0, each, weight)
+    assert not Choice(0.3, 5, noise, 0.05, gain, weight).clearly_better_than(base)
+    assert Choice(0.3, 5, noise, 0.15, gain + 0.1, weight).clearly_better_than(base)
+    assert not base.clearly_better_than(base)
+
+
+def test_the_search_ends_where_nothing_is_gained(diabetes, capsys):
+    x, _, *_ = diabetes
+    noise = np.random.default_rng(0).normal(size=300)  # nothing to learn: no λ is clearly better than 1
+    one = BayesianMLPRegressor(**SHORT, verbose=True).fit(x, noise)
+    assert one.kl_weight_ == 1.0
+    said = capsys.readouterr().err
+    assert "λ = 0.3: done" in said
+    assert "λ = 0.1" not in said
 
 
 def test_without_early_stopping_all_passes_are_made(diabetes):

@@ -165,6 +165,15 @@ def test_elbo_counts_the_divergence_from_the_earlier_posterior():
     torch.testing.assert_close(opt.kl(), wanted, **EXACT)
 
 
+def test_the_prior_that_is_replaced_has_no_say():
+    """Nor at re-initialisations with factored damping, which has cross terms of it."""
+    first, _ = run(en.NoisyEKFAC)
+    how = {"prior": first.posterior, "eig_every": 4, "reinit_every": 4, "damping_form": "factored"}
+    models = [run(en.NoisyEKFAC, prior_var=prior_var, **how)[1] for prior_var in (0.01, 7.0)]
+    for left, right in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(left, right)
+
+
 def test_scheduled_settings_reach_the_prior():
     first, _ = run(en.NoisyEKFAC)
     opt, _ = run(en.NoisyEKFAC, steps=3, prior=first.posterior)
@@ -212,7 +221,8 @@ def test_a_prior_may_hold_some_layers_only():
 
 
 def test_a_loaded_posterior_can_be_a_prior(tmp_path):
-    first, _ = run(en.NoisyKFAC)  # a matrix Gaussian may become a prior, though noisy K-FAC cannot take one
+    first, _ = run(en.NoisyKFAC, damping_form="factored")  # whose posterior cannot take a prior, but may be one
+    assert isinstance(first.posterior["0"], en.MatrixNormal)
     first.posterior.save(tmp_path / "q.safetensors")
     loaded, kept = Posterior.load(tmp_path / "q.safetensors"), first.posterior
     for left, right in zip(*(run(en.NoisyEKFAC, prior=p)[1].parameters() for p in (loaded, kept)), strict=True):
@@ -226,7 +236,51 @@ def test_what_cannot_be_a_prior_is_refused():
     for method in (en.NoisyKFAC, en.KFAC):
         with pytest.raises(ValueError, match="NoisyEKFAC, EKFAC or NoisyAdam"):
             run(method, prior=first.posterior)
+    wider = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2))
     with pytest.raises(ValueError, match=r"prior\['0'\] must have the layer's shape \(5, 5\), but has \(6, 5\)"):
-        run(en.NoisyEKFAC, model=nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2)), prior=first.posterior)
-    with pytest.raises(ValueError, match="none of which is a layer of the model"):
+        run(en.NoisyEKFAC, model=wider, prior=first.posterior)
+    with pytest.raises(ValueError, match="prior holds '0', which is no layer of the model or is treated otherwise"):
         run(en.NoisyEKFAC, model=nn.Linear(4, 2), prior=first.posterior)
+    with pytest.raises(ValueError, match="prior holds '3', which is no layer"):
+        run(en.NoisyEKFAC, prior=first.posterior, overrides={"3": "diagonal"})
+
+
+def test_a_state_of_a_run_with_another_prior_is_refused():
+    first, _ = run(en.NoisyEKFAC, steps=3)
+    other, _ = run(en.NoisyEKFAC, steps=4)
+    given, _ = run(en.NoisyEKFAC, steps=1, prior=first.posterior)
+    plain, _ = run(en.NoisyEKFAC, steps=1)
+    with pytest.raises(ValueError, match="the state is of a run with another prior for '0', or without one"):
+        run(en.NoisyEKFAC, steps=1, prior=other.posterior)[0].load_state_dict(given.state_dict())
+    with pytest.raises(ValueError, match="or without one"):
+        given.load_state_dict(plain.state_dict())
+    with pytest.raises(ValueError, match="the state of '0' must hold"):
+        plain.load_state_dict(given.state_dict())
+
+
+def test_a_step_does_not_overshoot_a_prior_that_the_basis_does_not_fit():
+    """Λ₀ may be more than its diagonal in the new basis by as much as there are weights."""
+    strong = torch.full((8, 8), 30.0) + 10 * torch.eye(8)  # one direction, in no basis of the data's
+    values, vectors = torch.linalg.eigh(strong)
+    model = nn.Sequential(nn.Linear(8, 1, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(randn(1, 8))
+    layer = en.EigenMatrixNormal(torch.zeros(1, 8), torch.eye(1), vectors, values.reciprocal().unsqueeze(0))
+    prior = Posterior({"0": Entry(layer, (("0.weight", (1, 8)),), None)}, {})
+    likelihood = en.GaussianLikelihood(precision=1.0)
+    how = {"lr": 0.9, "momentum": 0.0, "layer_clip": None, "stats_every": 1, "fisher": "exact"}
+    opt = en.EKFAC(model, num_data=20, likelihood=likelihood, prior=prior, eig_every=1000, **how)
+    x, y = randn(20, 8, seed=1) * torch.logspace(0, -1, 8), randn(20, 1, seed=2)
+    for _ in range(400):
+        opt.zero_grad()
+        with opt.sampled_params():
+            likelihood.nll(model(x), y).backward()
+        opt.step()
+    assert opt.slots[0].largest_rate < 0.3
+    exact = torch.linalg.solve(x.mT @ x + strong, x.mT @ y)[:, 0]
+    torch.testing.assert_close(model[0].weight[0].detach(), exact, rtol=1e-3, atol=1e-4)
+
+
+def test_the_prior_is_seen_in_print():
+    first, _ = run(en.NoisyEKFAC, steps=1)
+    assert "Eigen Fisher, earlier posterior as prior" in repr(run(en.NoisyEKFAC, steps=1, prior=first.posterior)[0])

@@ -23,7 +23,7 @@ from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.layers import BareParameter, ConvLayer, LinearLayer, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.posterior import Posterior
-from eigenoise.priors import layer_priors
+from eigenoise.priors import check_mark, layer_priors
 from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
 from eigenoise.swap import Slot
@@ -149,21 +149,24 @@ class NaturalGradient(VariationalOptimizer):
         found = {} if prior is None else layer_priors(prior, {slot.name: slot.fisher for slot in self.slots})
         for slot in self.slots:
             slot.prior = found.get(slot.name)
-        self._set_prior_spectra(self.slots)
+        self._meet_prior(self.slots)
         self._warned = False
         costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in self.slots]
         self._turns = turns(costs, self.refresh_every, (self.stats_every, self.scale_every))
 
-    def _recheck_prior(self) -> None:
-        """Follow λ, N or η that a schedule has changed."""
-        if self._prior_spectra_are_for != (self.posterior_scale, self.intrinsic_damping):
-            self._set_prior_spectra(self.slots)
-
-    def _set_prior_spectra(self, slots: Sequence[FisherSlot]) -> None:
-        self._prior_spectra_are_for = self.posterior_scale, self.intrinsic_damping
+    def _meet_prior(self, slots: Sequence[FisherSlot]) -> None:
+        """To be called when slots have a new basis."""
+        self._prior_scale = self.posterior_scale
         for slot in slots:
-            if slot.prior is not None:
-                slot.set_prior_spectrum(*self._prior_spectra_are_for)
+            slot.meet_prior()
+            slot.add_prior_spectrum(self._prior_scale)
+
+    def _recheck_prior(self) -> None:
+        """Follow λ or N that a schedule has changed."""
+        if self._prior_scale != self.posterior_scale:
+            self._prior_scale = self.posterior_scale
+            for slot in self.slots:
+                slot.add_prior_spectrum(self._prior_scale)
 
     def _make_slot(self, treatment: Treatment) -> FisherSlot:
         layer = treatment.layer
@@ -219,9 +222,9 @@ class NaturalGradient(VariationalOptimizer):
         later = training and self.noise != "shared" and not self._stats_due
         for slot in self.slots:
             if later and slot.noisy and self._draws_outputs(slot):
-                slot.draw_later(generator, spread, damping, share=self.noise == "auto")
+                slot.draw_later(generator, spread, slot.intrinsic(damping), share=self.noise == "auto")
             else:
-                slot.draw(generator, spread, damping)
+                slot.draw(generator, spread, slot.intrinsic(damping))
 
     def _draws_outputs(self, slot: FisherSlot) -> bool:
         kinds = (LinearLayer,) if self.noise == "auto" else (LinearLayer, ConvLayer)
@@ -259,7 +262,7 @@ class NaturalGradient(VariationalOptimizer):
                 slot.fisher.commit(factors, scale)
         due = [self.slots[index] for index in self._turns.get(self.steps % self.refresh_every, ())]
         failed = [slot.name for slot in due if not slot.refresh()]
-        self._set_prior_spectra(due)
+        self._meet_prior(due)
         if failed and not self._warned:
             warnings.warn(
                 f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
@@ -271,7 +274,7 @@ class NaturalGradient(VariationalOptimizer):
         if self._due(self.reinit_every):
             for slot in self.slots:
                 if isinstance(slot.fisher, Eigen):
-                    slot.fisher.reinitialise(self.intrinsic_damping)
+                    slot.fisher.reinitialise(slot.intrinsic(self.intrinsic_damping))
 
     # The step (lines 6 to 16 of the algorithms).
 
@@ -287,12 +290,13 @@ class NaturalGradient(VariationalOptimizer):
         keep = group["momentum"]
         momenta = [slot.gradient for slot in active]
         torch._foreach_lerp_(momenta, [slot.momentum for slot in active], keep)
-        damping += group["damping"]
-        directions, sizes = zip(*(slot.solve(m, damping) for slot, m in zip(active, momenta, strict=True)), strict=True)
+        extra = group["damping"]
+        solved = (slot.solve(m, slot.intrinsic(damping) + extra) for slot, m in zip(active, momenta, strict=True))
+        directions, sizes = zip(*solved, strict=True)
         table = on_host([*sizes, loss])
         if not math.isfinite(table.sum()):
             self._stop_at_nan(loss)
-        rates = np.array([group["lr"] / (1 - keep ** (slot.updates + 1)) for slot in active])  # bias-corrected momentum
+        rates = np.array([min(group["lr"], slot.largest_rate) / (1 - keep ** (slot.updates + 1)) for slot in active])
         rates = clipped(rates.reshape(-1, *(1,) * (table.ndim - 1)), table[:-1], group["layer_clip"], group["kl_clip"])
         for slot, direction, rate in zip(active, directions, rates, strict=True):
             if slot.layer.stack is None:  # what all models of a stack share takes the most careful one's
@@ -335,10 +339,12 @@ class NaturalGradient(VariationalOptimizer):
         if len(active) < len(self.slots):
             wanted = {id(slot) for slot in active}
             drawn = [total for slot, total in zip(self.slots, drawn, strict=True) if id(slot) in wanted]
-        torch._foreach_add_(gradients, drawn, alpha=damping / self.blocks.count)
+        plain = [(g, total) for g, slot, total in zip(gradients, active, drawn, strict=True) if slot.prior is None]
+        if plain:
+            torch._foreach_add_(*zip(*plain, strict=True), alpha=damping / self.blocks.count)
         for slot, total in zip(active, drawn, strict=True):
             if slot.prior is not None:
-                slot.add_prior_gradient(total / self.blocks.count, self.posterior_scale, damping)
+                slot.add_prior_gradient(total / self.blocks.count, self.posterior_scale)
 
     # Looking and keeping.
 
@@ -346,7 +352,8 @@ class NaturalGradient(VariationalOptimizer):
         assert isinstance(slot, FisherSlot)
         self._check_spread()
         self._recheck_prior()
-        return slot.fisher.posterior(slot.weights(slot.mean), self.posterior_scale, self.intrinsic_damping)
+        damping = slot.intrinsic(self.intrinsic_damping)
+        return slot.fisher.posterior(slot.weights(slot.mean), self.posterior_scale, damping)
 
     def _check_spread(self) -> None:
         if self.posterior_scale == 0:
@@ -360,7 +367,7 @@ class NaturalGradient(VariationalOptimizer):
         self._recheck_prior()
         dims = slot.fisher.event_dims
         if slot.prior is not None:
-            return slot.prior.kl(slot.weights(slot.mean), scale * slot.fisher.inverse(damping), slot.fisher)
+            return slot.prior.kl(slot.weights(slot.mean), scale * slot.fisher.inverse(0.0), slot.fisher)
         mean = slot.mean.flatten(-dims) if dims else slot.mean.unsqueeze(-1)
         d = mean.shape[-1]
         trace = scale * slot.fisher.inv_trace(damping) + mean.square().sum(-1)
@@ -370,20 +377,24 @@ class NaturalGradient(VariationalOptimizer):
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         assert isinstance(slot, FisherSlot)
         mean = {"mean": slot.mean} if slot.rotated else {}  # the parameters' rounding would be another
+        if slot.prior is not None:
+            mean["prior"] = slot.prior.mark()
         return {**mean, "momentum": slot.momentum, "updates": torch.tensor(slot.updates), **slot.fisher.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave; the model keeps the weights it has."""
         self.blocks.swap.show()
+        for slot in (slot for slot in self.slots if slot.prior is not None):
+            check_mark(slot.name, slot.prior, state_dict.get(state.KEY))
         super().load_state_dict(state_dict)
         for slot in self.slots:
             slot.updates = int(state_dict[state.KEY]["slots"][slot.name]["updates"])
             slot.fisher.forget_cache()
-        self._set_prior_spectra(self.slots)
+        self._meet_prior(self.slots)
 
     def _describe(self, slot: Slot) -> str:
         assert isinstance(slot, FisherSlot)
-        kind = f"{type(slot.fisher).__name__} Fisher"
+        kind = f"{type(slot.fisher).__name__} Fisher{'' if slot.prior is None else ', earlier posterior as prior'}"
         if not self.treatments[slot.name].noisy:
             return f"{kind}, point estimate"
         return kind if self.noisy else f"{kind}, no noise in training"

@@ -15,6 +15,7 @@ from eigenoise.fisher import Fisher, Kronecker
 from eigenoise.posterior import Posterior
 
 Basis = tuple[Tensor, Tensor]  # Q_S and Q_A
+ITERATIONS = 20
 
 
 class LayerPrior:
@@ -36,7 +37,7 @@ class LayerPrior:
         if isinstance(earlier, EigenMatrixNormal):
             self.basis, variance = (earlier.q_out.to(**as_wanted), earlier.q_in.to(**as_wanted)), earlier.eigen_variance
         elif isinstance(earlier, MatrixNormal):
-            (out, q_out), (inputs, q_in) = torch.linalg.eigh(earlier.cov_out), torch.linalg.eigh(earlier.cov_in)
+            (out, q_out), (inputs, q_in) = (_eigh(side) for side in (earlier.cov_out, earlier.cov_in))
             self.basis, variance = (q_out.to(**as_wanted), q_in.to(**as_wanted)), linalg.outer(out, inputs)
         elif isinstance(earlier, Independent) and isinstance(earlier.base_dist, Normal):
             variance = earlier.variance
@@ -66,6 +67,23 @@ class LayerPrior:
         out, inputs = (change.square() for change in changes)
         return out @ self.precision @ inputs.mT
 
+    def stretch(self, fisher: Fisher, diagonal: Tensor) -> float:
+        """How much more Λ₀ is than its ``diagonal`` D in the basis of ``fisher``, where it is most: at least 1.
+
+        The largest eigenvalue of D^-½·Λ₀·D^-½, by power iteration: so much too far goes a step that is scaled by D⁻¹.
+        """
+        white = diagonal.rsqrt()
+        v, size = white.clone(), torch.ones((), dtype=white.dtype)
+        for _ in range(ITERATIONS):
+            v = v / v.norm()
+            v = white * fisher.rotate(self.pull(fisher.unrotate(white * v) + self.mean))
+            size = v.norm()
+        return max(1.0, float(size))
+
+    def mark(self) -> Tensor:
+        """Two numbers by which it is known again."""
+        return torch.stack([self.mean.double().sum(), self.precision.double().log().sum()])
+
     def kl(self, mean: Tensor, variance: Tensor, fisher: Fisher) -> Tensor:
         """KL of N(M, Σ) to it, Σ having ``variance (..., p, n)`` in the basis of ``fisher``, for each leading index.
 
@@ -84,8 +102,14 @@ def layer_priors(prior: Posterior, fishers: Mapping[str, Fisher]) -> dict[str, L
     """
     if not isinstance(prior, Posterior):
         raise TypeError(f"prior must be a Posterior, but a {type(prior).__name__} came")
+    unknown = [name for name in prior if name not in fishers]
+    if unknown:
+        raise ValueError(
+            f"prior holds {unknown[0]!r}, which is no layer of the model or is treated otherwise here; the model has "
+            f"{', '.join(map(repr, fishers))}: leave out what is not to be remembered"
+        )
     found = {}
-    for name in (name for name in prior if name in fishers):
+    for name in prior:
         fisher, own = fishers[name], prior[name]
         if isinstance(fisher, Kronecker):
             raise ValueError("prior needs a spectrum of its own for each layer: NoisyEKFAC, EKFAC or NoisyAdam")
@@ -94,6 +118,21 @@ def layer_priors(prior: Posterior, fishers: Mapping[str, Fisher]) -> dict[str, L
                 f"prior[{name!r}] must have the layer's shape {tuple(fisher.shape)}, but has {tuple(own.mean.shape)}"
             )
         found[name] = LayerPrior(own, fisher.options["dtype"], fisher.options["device"])
-    if not found:
-        raise ValueError(f"prior holds {', '.join(map(repr, prior))}, none of which is a layer of the model")
     return found
+
+
+def check_mark(name: str, prior: LayerPrior, state: Mapping[str, Any] | None) -> None:
+    """See that a state is of a run with the same prior.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    kept = ((state or {}).get("slots", {}).get(name) or {}).get("prior")
+    if kept is None or not torch.allclose(kept.to(prior.mark()), prior.mark()):
+        raise ValueError(f"the state is of a run with another prior for {name!r}, or without one")
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues above zero and eigenvectors, in double precision."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    return values.clamp_min(torch.finfo(matrix.dtype).eps * values.amax(-1, keepdim=True)), vectors

@@ -42,6 +42,7 @@ class FisherSlot(Slot):
         self._views = layer.views(self.gradient), layer.views(self.momentum)
         self._basis = None if rotated else fisher.factors  # None if the slot's numbers are coordinates in it
         self.prior: LayerPrior | None = None  # instead of N(0, ηI)
+        self.largest_rate = math.inf  # α up to which a step cannot overshoot that prior
 
     @property
     def gradient_views(self) -> list[Tensor]:
@@ -91,17 +92,26 @@ class FisherSlot(Slot):
         """A new basis for the Fisher and for what is kept in it; False if a decomposition failed."""
         return self.fisher.refresh([self.mean, self.momentum, self.gradient] if self.rotated else [])
 
-    def set_prior_spectrum(self, scale: float, damping: float) -> None:
-        """Let the prior's (λ/N)·Λ₀ take the place of γ_in·I in the spectrum, as its diagonal in the basis."""
-        assert self.prior is not None
-        self.fisher.add_to_spectrum(scale * self.prior.diagonal(self.fisher) - damping)
+    def intrinsic(self, damping: float) -> float:
+        """γ_in, or nothing where an earlier posterior takes its place."""
+        return damping if self.prior is None else 0.0
 
-    def add_prior_gradient(self, drawn: Tensor, scale: float, damping: float) -> None:
+    def meet_prior(self) -> None:
+        """Find out how the prior looks in the Fisher's basis, which is new."""
+        if self.prior is not None:
+            self._prior_diagonal = self.prior.diagonal(self.fisher)
+            self.largest_rate = 1 / self.prior.stretch(self.fisher, self._prior_diagonal)
+
+    def add_prior_spectrum(self, scale: float) -> None:
+        """Let (λ/N)·Λ₀ take the place of γ_in·I beside F, as its diagonal in the basis."""
+        if self.prior is not None:
+            self.fisher.add_to_spectrum(scale * self._prior_diagonal)
+
+    def add_prior_gradient(self, drawn: Tensor, scale: float) -> None:
         """Let (λ/N)·Λ₀·(W − M₀) take the place of γ_in·W in the gradient."""
         assert self.prior is not None
         pull = self.prior.pull(self.weights(drawn))
         self.gradient.add_(self.fisher.rotate(pull) if self.rotated else pull, alpha=scale)
-        self.gradient.sub_(drawn, alpha=damping)
 
     def weights(self, matrix: Tensor) -> Tensor:
         """``matrix`` as a new one that holds weights, not coordinates."""
