@@ -139,6 +139,11 @@ def test_all_public_names_are_there_and_no_others():
     code = "from eigenoise import *; import eigenoise as en; print(NoisyEKFAC.__name__, predict.__module__, en.predict)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.startswith("NoisyEKFAC eigenoise.monte_carlo <function predict")
+    code = (
+        "import eigenoise, sys; eigenoise.__version__; assert 'torch' not in sys.modules; print(eigenoise.optim.KFAC)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "KFAC" in result.stdout
     assert set(eigenoise.__all__) <= set(dir(eigenoise))
     with pytest.raises(AttributeError, match="'eigenoise' has no attribute 'NoisyFAC'"):
         _ = eigenoise.NoisyFAC

@@ -6,10 +6,13 @@ import builtins
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from eigenoise import __version__, data, demo
+from eigenoise.checks import NotFiniteError
 from eigenoise.cli import app
+from eigenoise.cli.base import console, reported, say
 from eigenoise.figures import LABELS
 from eigenoise.presets import METHODS
 
@@ -81,3 +84,49 @@ def test_demo_says_what_is_not_installed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("arguments", [["demo", "--epochs", "0"], ["demo", "--splits", "0"], ["nonsense"]])
 def test_bad_arguments_end_with_2(arguments):
     assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (NotFiniteError("the loss is NaN"), 1, "eigenoise fit: diverged: the loss is NaN"),
+        (ValueError("--out must be a file"), 2, "eigenoise fit: --out must be a file"),
+        (OSError(28, "No space left on device"), 2, "eigenoise fit: [Errno 28] No space left on device"),
+        (KeyboardInterrupt(), 130, "eigenoise fit: stopped; nothing was written"),
+    ],
+)
+def test_errors_become_messages_and_exit_codes(error, code, said, capsys):
+    with pytest.raises(typer.Exit) as left, reported("fit", "nothing was written"):
+        raise error
+    assert left.value.exit_code == code
+    assert capsys.readouterr() == ("", f"{said}\n")
+
+
+def test_a_fault_of_ours_is_no_users_error():
+    with pytest.raises(KeyError), reported("fit"):
+        raise KeyError("x")
+    with pytest.raises(typer.Exit) as left, reported("fit"):
+        raise typer.Exit(3)
+    assert left.value.exit_code == 3
+
+
+def test_a_demo_that_diverges_says_so(tmp_path, monkeypatch):
+    def diverge(*_):
+        raise NotFiniteError("the loss is NaN")
+
+    monkeypatch.setattr("eigenoise.demo.run", diverge)
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "eigenoise demo: diverged: the loss is NaN" in result.stderr
+
+
+def test_brackets_in_a_path_are_no_markup(capsys):
+    say(console(), "written: results[bold]x/[/a].json")
+    assert capsys.readouterr().out == "written: results[bold]x/[/a].json\n"
+
+
+def test_every_command_shows_an_example():
+    for words in (["demo"], ["uci"], ["cifar10"], ["bench"], ["fit"], ["predict"], ["report"], ["data", "fetch"]):
+        result = CliRunner().invoke(app, [*words, "--help"])
+        assert result.exit_code == 0
+        assert "Example: eigenoise " + " ".join(words) in " ".join(result.stdout.split())

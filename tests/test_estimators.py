@@ -184,12 +184,23 @@ def test_what_is_given_is_not_chosen(diabetes):
 
 
 def test_a_smaller_weight_must_be_clearly_better():
-    each, weight, noise = torch.zeros(100), torch.full((100,), 0.01), torch.ones(1)
-    gain = torch.cat([torch.full((50,), 1.0), torch.full((50,), -0.9)])  # 0.05 in the mean, 0.095 its standard error
-    base = Choice(1.0, 5, noise, 0.0, each, weight)
-    assert not Choice(0.3, 5, noise, 0.05, gain, weight).clearly_better_than(base)
-    assert Choice(0.3, 5, noise, 0.15, gain + 0.1, weight).clearly_better_than(base)
-    assert not base.clearly_better_than(base)
+    noise = torch.ones(1)
+
+    def gains(each, weight):
+        each = torch.tensor(each)
+        other = Choice(1.0, 5, noise, 0.0, torch.zeros_like(each), torch.tensor(weight))
+        return Choice(0.3, 5, noise, 0.0, each, torch.tensor(weight)).clearly_better_than(other)
+
+    unclear = [1.0] * 50 + [-0.9] * 50  # 0.05 in the mean, 0.095 its standard error
+    assert not gains(unclear, [1.0] * 100)
+    assert gains([gain + 0.1 for gain in unclear], [1.0] * 100)
+    assert not gains([0.0] * 9, [1.0] * 9)
+    assert gains([1.0, -0.8], [500.0, 500.0])  # a weight counts observations
+    assert not gains([1.0, -0.8], [2.0, 2.0])
+    assert not gains([1e-9], [1.0])  # one row says nothing
+    assert gains([float("inf"), 0.0], [1.0, 1.0])
+    assert not gains([float("-inf"), 9.0], [1.0, 1.0])
+    assert not gains([float("nan"), 9.0], [1.0, 1.0])
 
 
 def test_the_search_ends_where_nothing_is_gained(diabetes, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from datetime import timedelta
 from decimal import Decimal
 
 import numpy as np
@@ -401,8 +402,18 @@ def test_what_parquet_can_hold_is_known_too(tmp_path):
     assert schema.targets(read).tolist() == [float(value) for value in frame["goal"]]
 
 
+def test_spans_of_time_as_objects_are_numbers_and_equal_decimals_one_class():
+    rows = 40
+    spans = pd.Series([timedelta(seconds=i % 7) for i in range(rows)], dtype=object)
+    frame = pd.DataFrame({"took": spans, "goal": [Decimal("1.0"), Decimal("1.00"), Decimal("2"), Decimal("2.0")] * 10})
+    schema = Schema.of(frame, "goal", task="classification")
+    assert schema.columns[0].kind == "number"
+    assert schema.inputs(frame)[:8, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+    assert set(schema.targets(frame)) == {"1", "2"}
+
+
 def test_lists_in_a_column_are_refused_by_its_name(houses):
-    frame = houses.assign(lists=[[1, 2]] * len(houses))
+    frame = houses.assign(lists=["text"] * (len(houses) - 1) + [[1, 2]])
     with pytest.raises(ValueError, match="'lists' must hold one value in each row, but a list is in it"):
         Schema.of(frame, "price")
     assert Schema.of(frame, "price", drop=["lists"]).target == "price"

@@ -10,7 +10,6 @@ from rich.console import Console
 from torch import nn
 
 import eigenoise as en
-from eigenoise import watch
 from eigenoise.board import Board
 from eigenoise.watch import Lines, duration, watching
 
@@ -81,6 +80,7 @@ def test_quiet_is_quiet(capsys):
 def test_a_terminal_has_bars_with_the_time_left(monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr("rich.console.Console", lambda **_: Console(file=screen, force_terminal=True, width=100))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with watching() as seen:
         task = seen.task("noisy [EK]-FAC", 4)  # no markup
         task.to(1, "loss 0.5")
@@ -93,8 +93,20 @@ def test_a_terminal_has_bars_with_the_time_left(monkeypatch):
     assert "noisy [EK]-FAC: done, loss 0.5, 0 s" in text
 
 
-def test_lines_stay_apart_by_the_stated_time():
-    assert watch.SECONDS == 10.0
+def test_colours_that_are_forced_make_no_terminal_of_a_file(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with watching() as seen:
+        seen.task("run", 2).end("diverged")
+    assert capsys.readouterr().err == "run: diverged, 0 s\n"
+
+
+def test_more_than_all_is_all():
+    said, clock = [], Clock()
+    task = Lines(said.append, clock).task("run", total=3)
+    for done in range(5):
+        clock.now += 11
+        task.to(done)
+    assert said[-1] == "run: 100%"
 
 
 @pytest.mark.parametrize("method", [en.NoisyEKFAC, en.NoisyKFAC, en.BayesByBackprop])

@@ -4,7 +4,10 @@ Names are loaded when the first of them is asked for, so that the command line a
 """
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
+
+from eigenoise.version import __version__
 
 if TYPE_CHECKING:
     from eigenoise.public import *  # noqa: F403
@@ -32,11 +35,16 @@ __all__ = [  # noqa: F405
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("eigenoise.public"), name)
-    raise AttributeError(f"module 'eigenoise' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take every name for one that exists
 
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("_"):
+            public = import_module("eigenoise.public")
+            if name in __all__:
+                return getattr(public, name)
+            if f"eigenoise.{name}" in modules:  # loaded with the others
+                return modules[f"eigenoise.{name}"]
+        raise AttributeError(f"module 'eigenoise' has no attribute {name!r}")
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -37,9 +37,9 @@ class Board:
     def histograms(self, step: int, optimizer: Optimizer) -> None:
         """Of each layer: means and standard deviations of its weights, and log10 of R where there is one.
 
-        Of an optimiser without a posterior there is nothing to show.
+        Of an optimiser without a posterior, or while λ is 0, there is nothing to show.
         """
-        if not isinstance(optimizer, VariationalOptimizer):
+        if not isinstance(optimizer, VariationalOptimizer) or optimizer.param_groups[0]["kl_weight"] == 0:
             return
         for name, q in optimizer.posterior.items():
             self._add(f"mean/{name}", q.mean, step)

@@ -18,4 +18,3 @@ from eigenoise.optim import NoisyAdam as NoisyAdam
 from eigenoise.optim import NoisyEKFAC as NoisyEKFAC
 from eigenoise.optim import NoisyKFAC as NoisyKFAC
 from eigenoise.posterior import Posterior as Posterior
-from eigenoise.version import __version__ as __version__

@@ -20,8 +20,8 @@ class Task(Protocol):
     def to(self, done: float, now: str = "", total: float | None = None) -> None:
         """So much of it is ``done``, and ``now`` says how it goes; with ``total`` how much there is to do at all."""
 
-    def end(self) -> None:
-        """It is done."""
+    def end(self, how: str = "done") -> None:
+        """It is over."""
 
 
 class Watch(Protocol):
@@ -37,20 +37,21 @@ def watching(wanted: bool = True) -> Iterator[Watch]:
     if not wanted:
         yield _Nothing()
         return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield Lines(lambda line: print(line, file=sys.stderr, flush=True))
         return
+    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
         TextColumn("{task.description:12}", markup=False),
         BarColumn(),
         TextColumn("{task.fields[now]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
     )
-    with Progress(*columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console) as bars:
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bars:
         yield _Bars(bars)
 
 
@@ -61,7 +62,7 @@ class _Nothing:
     def to(self, done: float, now: str = "", total: float | None = None) -> None:
         pass
 
-    def end(self) -> None:
+    def end(self, how: str = "done") -> None:
         pass
 
 
@@ -82,10 +83,10 @@ class _Bar:
         self.now = now
         self.bars.update(self.number, completed=done, now=now, total=total)  # None leaves it
 
-    def end(self) -> None:
+    def end(self, how: str = "done") -> None:
         """A line above the bars takes its place."""
         self.bars.remove_task(self.number)
-        line = _line(self.name, "done", self.now, duration(time.monotonic() - self.began))
+        line = _line(self.name, how, self.now, duration(time.monotonic() - self.began))
         self.bars.console.print(line, markup=False, highlight=False)
 
 
@@ -119,14 +120,14 @@ class _Text:
         self.last = clock
         share = left = ""
         if self.total:
-            share = f"{done / self.total:.0%}"
-            if done > self.first[1]:
+            share = f"{min(1.0, done / self.total):.0%}"
+            if self.total >= done > self.first[1]:
                 rate = (clock - self.first[0]) / (done - self.first[1])
                 left = f"{duration((self.total - done) * rate)} left"
         self.lines.say(_line(self.name, share, now, left))
 
-    def end(self) -> None:
-        self.lines.say(_line(self.name, "done", self.now, duration(self.lines.clock() - self.began)))
+    def end(self, how: str = "done") -> None:
+        self.lines.say(_line(self.name, how, self.now, duration(self.lines.clock() - self.began)))
 
 
 def _line(name: str, *parts: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +30,31 @@ def console(quiet: bool = False) -> Console:
 
     found = Console(quiet=quiet)
     return found if found.is_terminal else Console(width=140, quiet=quiet)
+
+
+def say(terminal: Console, text: str) -> None:
+    """Print a line as it is: paths may have brackets in them."""
+    terminal.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def reported(command: str, hint: str = "") -> Iterator[None]:
+    """Within the block errors become a message on stderr and an exit code: diverged 1, bad input 2, stopped 130."""
+    from eigenoise import checks
+
+    try:
+        yield
+    except checks.NotFiniteError as error:
+        typer.echo(f"eigenoise {command}: diverged: {error}", err=True)
+        raise typer.Exit(1) from error
+    except typer.Exit:
+        raise
+    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
+        typer.echo(f"eigenoise {command}: {error}", err=True)
+        raise typer.Exit(2) from error
+    except KeyboardInterrupt:
+        typer.echo(f"eigenoise {command}: stopped{hint and '; ' + hint}", err=True)
+        raise typer.Exit(130) from None
 
 
 def rich_table(grid: Grid) -> Table:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console, rich_table
+from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say
 
 if TYPE_CHECKING:
     from eigenoise.watch import Task
@@ -49,9 +49,11 @@ def bench(
 
     terminal = console(quiet)
     torch.set_num_threads(1)  # ratios are of CPU time on one core
-    try:
+    with reported("bench", "cases that were timed are kept"):
         names = [checks.choice("case", name, CASES) for name in cases or CASES]
         before = None if against is None else json.loads(against.read_text())
+        if before is not None and not (isinstance(before, dict) and "cases" in before):
+            raise ValueError(f"--against must be a result of this command, but {against} is none")
         atomic.folder(out)
         with watching(not quiet) as watch:
             results = run.begun(out / "bench.json")
@@ -64,14 +66,11 @@ def bench(
             terminal.print(rich_table(grid))
         atomic.write_text(out / "bench.md", show.markdown(results))
         for path in (out / "bench.json", out / "bench.md", *show.pictures(results, out)):
-            terminal.print(f"written: {path}")
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        typer.echo(f"eigenoise bench: {error}", err=True)
-        raise typer.Exit(2) from error
+            say(terminal, f"written: {path}")
     if before is not None:
         lines = show.grown(results, before)
         for line in lines:
             typer.echo(line, err=True)
-        terminal.print(f"{len(lines)} grew since {against}" if lines else f"nothing grew since {against}")
+        say(terminal, f"{len(lines)} grew since {against}" if lines else f"nothing grew since {against}")
         if lines:
             raise typer.Exit(1)

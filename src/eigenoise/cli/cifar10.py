@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import Folder, Quiet, app, console, rich_table
+from eigenoise.cli.base import Folder, Quiet, app, console, reported, rich_table, say
 
 if TYPE_CHECKING:
     from eigenoise.board import Board
@@ -62,7 +62,7 @@ def cifar10(
     terminal = console(quiet)
     given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr, "conv_basis": conv_basis}
     options = {name: value for name, value in given.items() if value is not None}
-    try:
+    with reported("cifar10", "the same command with --resume goes on from here"):
         if steps is not None and epochs is not None:
             raise ValueError("give --steps or --epochs, not both")
         if epochs is not None:
@@ -83,16 +83,7 @@ def cifar10(
         for grid in show.grids(show.collect(out)):
             terminal.print(rich_table(grid))
         for path in show.write(out):
-            terminal.print(f"written: {path}")
-    except checks.NotFiniteError as error:
-        typer.echo(f"eigenoise cifar10: diverged: {error}", err=True)
-        raise typer.Exit(1) from error
-    except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        typer.echo(f"eigenoise cifar10: {error}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        typer.echo("eigenoise cifar10: stopped; the same command with --resume goes on from here", err=True)
-        raise typer.Exit(130) from None
+            say(terminal, f"written: {path}")
 
 
 class _Seen:
@@ -102,10 +93,11 @@ class _Seen:
         self.run, self.watch, self.board = run, watch, board
         self.task = watch.task(run.name, run.steps)
         self.began: tuple[float, int] | None = None  # when, and after which step
-        self.passes = 0
+        self.passes, self.noisy = 0, True
 
     def on_step(self, training: Training) -> None:
         done, (loss, right) = len(training.curve), training.curve[-1]
+        self.noisy = training.optimizer.noisy
         now = time.monotonic()
         self.began = self.began or (now, done)
         rate = (done - self.began[1]) * self.run.batch_size / max(1e-9, now - self.began[0])
@@ -120,7 +112,7 @@ class _Seen:
     def on_pass(self) -> None:
         if self.passes == 0:
             self.task.end()
-            self.task = self.watch.task(f"{self.run.name}, test", 1 + self.run.samples)
+            self.task = self.watch.task(f"{self.run.name}, test", 1 + self.run.samples if self.noisy else 1)
         self.passes += 1
         self.task.to(self.passes)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console
+from eigenoise.cli.base import Quiet, app, console, reported
 
 data_app = typer.Typer(no_args_is_help=True, help="The data cache: what is there, fetch more, where it is.")
 app.add_typer(data_app, name="data")
@@ -52,26 +52,23 @@ def data_fetch(
     from eigenoise.data.uci import info, year_splits
     from eigenoise.watch import watching
 
-    try:
+    with reported("data fetch", "what was fetched is kept"), watching(not quiet) as watch:
         for name in sets:
             if name == "cifar10":
-                with console(quiet).status("cifar10: 170 MB, once"):
-                    images.cifar10()
+                task = watch.task("cifar10: 170 MB, once")
+                images.cifar10()
+                task.end()
             elif name in images.OTHERS:
                 images.other(name)  # says where to put it if it is not there
             elif info(name).folder:
                 names = [file for file in uci_registry() if file.startswith(info(name).folder + "/")]
-                with watching(not quiet) as watch:
-                    task = watch.task(name, len(names))
-                    for done, file in enumerate(names, 1):
-                        fetch_uci(file)
-                        task.to(done)
-                    task.end()
+                task = watch.task(name, len(names))
+                for done, file in enumerate(names, 1):
+                    fetch_uci(file)
+                    task.to(done)
+                task.end()
             else:
                 year_splits()  # says where to get it if it is not there
-    except (ValueError, OSError) as error:
-        typer.echo(f"eigenoise data fetch: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 @data_app.command("path")

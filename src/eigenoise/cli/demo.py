@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console
+from eigenoise.cli.base import Quiet, app, console, reported, say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,25 +44,23 @@ def demo(
     terminal = console(quiet)
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     settings = Settings(epochs=epochs, splits=splits)
-    try:
+    with reported("demo"):
         atomic.folder(out)
         table = data.boston()
-    except (OSError, ImportError) as error:
-        typer.echo(f"eigenoise demo: {error}", err=True)
-        raise typer.Exit(2) from error
-    terminal.print(
-        f"Boston housing: {len(table.y)} rows, {table.x.shape[1]} inputs; {splits} random 90/10 splits at once, "
-        f"{settings.hidden} hidden units, batch {settings.batch_size}, {epochs} epochs"
-    )
-    results = []
-    with watching(not quiet) as watch:
-        for method in METHODS:
-            task = watch.task(LABELS[method], epochs)
-            results.append(run(method, table, settings, partial(_seen, task)))
-            task.end()
-    terminal.print(_table(results))
-    for path in draw(results, out):
-        terminal.print(f"picture: {path}")
+        say(
+            terminal,
+            f"Boston housing: {len(table.y)} rows, {table.x.shape[1]} inputs; {splits} random 90/10 splits at once, "
+            f"{settings.hidden} hidden units, batch {settings.batch_size}, {epochs} epochs",
+        )
+        results = []
+        with watching(not quiet) as watch:
+            for method in METHODS:
+                task = watch.task(LABELS[method], epochs)
+                results.append(run(method, table, settings, partial(_seen, task)))
+                task.end()
+        terminal.print(_table(results))
+        for path in draw(results, out):
+            say(terminal, f"picture: {path}")
 
 
 def _table(results: list[Result]) -> Table:

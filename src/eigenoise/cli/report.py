@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console
+from eigenoise.cli.base import Quiet, app, console, reported, say
 
 
 @app.command()
@@ -21,14 +21,14 @@ def report(
     Example: eigenoise report results --out report.html
     """
     from eigenoise import atomic, page
+    from eigenoise.watch import watching
 
-    try:
+    with reported("report"):
         atomic.folder(out.parent)
         if out.is_dir():
             raise ValueError(f"--out must be a file, but {out} is a folder")
-        with console(quiet).status("drawing"):
+        with watching(not quiet) as watch:
+            task = watch.task("drawing")
             page.write(folder, out)
-    except (OSError, ValueError) as error:
-        typer.echo(f"eigenoise report: {error}", err=True)
-        raise typer.Exit(2) from error
-    console(quiet).print(f"written: {out}", markup=False)
+            task.end()
+    say(console(quiet), f"written: {out}")

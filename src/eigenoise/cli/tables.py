@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console, rich_table
+from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say
 
 WIDEST = 10_000  # units of a hidden layer
 
@@ -57,7 +57,7 @@ def fit(
     from eigenoise.tabular.reading import read_table
 
     terminal = console(quiet)
-    try:
+    with reported("fit", "nothing was written"):
         sizes = _sizes(hidden)
         frame = read_table(table, encoding)
         _check_out(out, table)
@@ -74,19 +74,14 @@ def fit(
             verbose=not quiet,
         )
         learned.save(out)
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        typer.echo(f"eigenoise fit: {error}", err=True)
-        raise typer.Exit(2) from error
     for name, why in learned.schema.left_out:
-        terminal.print(f"left out: {name!r} {why}", markup=False)
+        say(terminal, f"left out: {name!r} {why}")
     kinds = [column.kind for column in learned.schema.columns]
     counted = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in dict.fromkeys(kinds))
-    terminal.print(
-        f"{learned.schema.task} of {target!r} by {len(kinds)} columns ({counted}), {learned.rows[0]:,} rows",
-        markup=False,
-    )
+    columns = f"{len(kinds)} columns ({counted})"
+    say(terminal, f"{learned.schema.task} of {target!r} by {columns}, {learned.rows[0]:,} rows")
     terminal.print(rich_table(learned.grid()))
-    terminal.print(f"written: {out}; next: eigenoise predict {out} NEW.csv --out PREDICTED.csv", markup=False)
+    say(terminal, f"written: {out}; next: eigenoise predict {out} NEW.csv --out PREDICTED.csv")
 
 
 @app.command()
@@ -107,14 +102,11 @@ def predict(
     from eigenoise.tabular.learning import predict as add_predictions
     from eigenoise.tabular.reading import read_table, write_table
 
-    try:
+    with reported("predict", "nothing was written"):
         checks.number("--interval", interval, open_low=True, high=0.9999)
         _check_out(out, table, model)
         learned = Learned.load(model)
         texts = [column.name for column in learned.schema.columns if column.kind == "category"]
         predicted = add_predictions(learned, read_table(table, encoding, texts), interval)
         write_table(predicted, out)
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        typer.echo(f"eigenoise predict: {error}", err=True)
-        raise typer.Exit(2) from error
-    console(quiet).print(f"written: {out}, {len(predicted):,} rows", markup=False)
+    say(console(quiet), f"written: {out}, {len(predicted):,} rows")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eigenoise.cli.base import Folder, Quiet, app, console, rich_table
+from eigenoise.cli.base import Folder, Quiet, app, console, reported, rich_table, say
 
 if TYPE_CHECKING:
     from eigenoise.board import Board
@@ -62,7 +62,7 @@ def uci(
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     results: list[dict] = []
     failed = 0
-    try:
+    with reported("uci", "the same command continues from the last checkpoint"):
         settings = PRESETS[checks.choice("--preset", preset, PRESETS)]
         methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
@@ -77,22 +77,15 @@ def uci(
                 with nullcontext() if tensorboard is None else Board(tensorboard / run.name) as board:
                     try:
                         results.append(run_uci(run, out, folder, partial(_seen, task, board)))
+                        task.end()
                     except checks.NotFiniteError as error:  # the others may yet succeed
+                        task.end("diverged")
                         typer.echo(f"eigenoise uci: {run.name} diverged: {error}", err=True)
                         failed += 1
-                task.end()
         if results:
             for grid in report.grids(results):
                 terminal.print(rich_table(grid))
             for path in report.write(out, runs[0].variant):
-                terminal.print(f"written: {path}")
-    except (OSError, ValueError, ImportError) as error:
-        typer.echo(f"eigenoise uci: {error}", err=True)
-        for result in results:
-            typer.echo(f"done before: {result['settings']['set']}, {result['settings']['method']}", err=True)
-        raise typer.Exit(2) from error
-    except KeyboardInterrupt:
-        typer.echo("eigenoise uci: stopped; the same command continues from the last checkpoint", err=True)
-        raise typer.Exit(130) from None
+                say(terminal, f"written: {path}")
     if failed:
         raise typer.Exit(1)

@@ -186,7 +186,8 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
         hidden_layer_sizes: units of the hidden layers.
         activation: ``"relu"``, ``"tanh"``, ``"logistic"``, ``"silu"`` or ``"gelu"``.
         method: ``"noisy-ekfac"``, ``"noisy-kfac"``, ``"noisy-adam"`` or ``"bbb"``.
-        kl_weight: λ, the weight of the KL term: 1 is Bayes, less is a colder posterior. By default chosen.
+        kl_weight: λ, the weight of the KL term: 1 is Bayes, less is a colder posterior. By default 1, or 0.3 or 0.1 if
+            that makes held-out rows more likely by more than a standard error.
         prior_var: η, variance of the prior.
         lr: step size.
         batch_size: rows of a step; by default a thirtieth of them, from 10 to 100.

@@ -77,7 +77,7 @@ class Choice:
         noise: factor on the noise's standard deviation for each target ``(d,)``; of no meaning for classes.
         log_likelihood: of a held-out row, or NaN if there was none.
         each: the same for every held-out row.
-        weight: of those rows, in sum 1.
+        weight: of those rows: how many observations each is.
     """
 
     kl_weight: float
@@ -88,11 +88,13 @@ class Choice:
     weight: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
 
     def clearly_better_than(self, other: Choice) -> bool:
-        """By more than a standard error of the difference, row by row."""
-        gain = self.each - other.each
-        mean = (self.weight * gain).sum()
-        error = (self.weight * (gain - mean)).square().sum().sqrt()
-        return bool(mean > error)
+        """By more than a standard error of the difference, row by row; one row alone says nothing."""
+        gain, total = (self.each - other.each).flatten(), self.weight.sum()
+        mean = (self.weight.flatten() * gain).sum() / total
+        if len(gain) < 2 or not torch.isfinite(mean):
+            return bool(mean == torch.inf)
+        variance = (self.weight.flatten() * (gain - mean).square()).sum() / (total - 1).clamp_min(1e-9)
+        return bool(mean > (variance / total).sqrt())
 
 
 class Stack:
@@ -195,7 +197,7 @@ def choose(
             if epoch % every and epoch < max_epochs:
                 continue
             found = _look(stack, held, kl_weight, epoch)
-            if own is None or found.log_likelihood > own.log_likelihood:
+            if own is None or not own.log_likelihood >= found.log_likelihood:  # nor if it was NaN
                 own = found
             elif patience is not None and epoch - own.epochs >= patience * every:
                 break
@@ -210,20 +212,20 @@ def choose(
 def _look(stack: Stack, held: Tensor, kl_weight: float, epoch: int) -> Choice:
     """How likely held-out rows ``(s, v)`` are now, with the best factors on the noise."""
     y, weight = stack.rows.y[held], stack.rows.weight[held]
-    weight = weight / weight.sum()
+    share = weight / weight.sum()
     predictive = stack.predictive(held)
     if isinstance(predictive, CategoricalMixture):
         each = predictive.log_prob(y)
-        return Choice(kl_weight, epoch, torch.ones(1, dtype=torch.float64), float((each * weight).sum()), each, weight)
+        return Choice(kl_weight, epoch, torch.ones(1, dtype=torch.float64), float((each * share).sum()), each, weight)
     assert isinstance(predictive, GaussianMixture)
     each, factors = torch.zeros_like(weight), []
     for j in range(y.shape[-1]):  # targets one by one, as if independent
         own = GaussianMixture(predictive.loc[..., j : j + 1], predictive.scale[..., j : j + 1])
         tried = {factor: own.with_noise_scaled(factor).log_prob(y[..., j : j + 1]) for factor in FACTORS}
-        totals = {factor: float((found * weight).sum()) for factor, found in tried.items()}
+        totals = {factor: float((found * share).sum()) for factor, found in tried.items()}
         factors.append(max(totals, key=totals.__getitem__))
         each = each + tried[factors[-1]]
-    score = float((each * weight).sum())
+    score = float((each * share).sum())
     return Choice(kl_weight, epoch, torch.tensor(factors, dtype=torch.float64), score, each, weight)
 
 

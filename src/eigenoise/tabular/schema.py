@@ -7,6 +7,7 @@ import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from functools import cached_property
 from numbers import Number
@@ -242,9 +243,11 @@ def _parts(place: int, column: Column) -> list[str]:
 
 def _single(values: pd.Series) -> None:
     """Refuse lists, tables and the like in the fields of a column."""
-    wrong = [value for value in values.dropna().head(1000) if isinstance(value, (list, tuple, set, dict, np.ndarray))]
-    if wrong:
-        kind = type(wrong[0]).__name__
+    if values.dtype != object:
+        return
+    wrong = next((value for value in values if isinstance(value, (list, tuple, set, dict, np.ndarray))), None)
+    if wrong is not None:
+        kind = type(wrong).__name__
         raise ValueError(
             f"the column {values.name!r} must hold one value in each row, but a {kind} is in it: leave it out with "
             f"--drop {values.name!r}"
@@ -258,14 +261,15 @@ def _are_numbers(values: pd.Series) -> bool:
     types = pd.api.types
     if types.is_numeric_dtype(values) or types.is_bool_dtype(values) or types.is_timedelta64_dtype(values):
         return True
-    return types.is_object_dtype(values) and all(isinstance(value, (Number, Decimal)) for value in values)
+    return types.is_object_dtype(values) and all(isinstance(value, (Number, Decimal, timedelta)) for value in values)
 
 
 def _numbers(values: pd.Series) -> np.ndarray:
     import pandas as pd
 
-    if pd.api.types.is_timedelta64_dtype(values):
-        values = values.dt.total_seconds()
+    spans = pd.api.types.is_object_dtype(values) and any(isinstance(value, timedelta) for value in values)
+    if spans or pd.api.types.is_timedelta64_dtype(values):
+        values = pd.to_timedelta(values).dt.total_seconds()
     found = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
     wrong = np.isnan(found) & values.notna().to_numpy()
     if wrong.any():
@@ -284,7 +288,7 @@ def _texts(values: pd.Series) -> np.ndarray:
 
 def _text(value: Any) -> str:
     """As in the file: a column of whole numbers with gaps is read as 1.0, 2.0."""
-    whole = isinstance(value, (float, np.floating)) and float(value).is_integer()
+    whole = isinstance(value, (float, np.floating, Decimal)) and float(value).is_integer()
     return str(int(value)) if whole else str(value)
 
 
