@@ -1,8 +1,8 @@
 """Pruning by signal-to-noise: set to zero what is most unsure of not being zero.
 
 In the eigenbasis the posterior's coordinates are independent, so each has a signal-to-noise ratio of its own,
-|Q_SᵀMQ_A|/σ. Compared with the same ratio weight by weight, and with the size of weights alone. What is kept is counted in
-coordinates: to store so pruned a layer its bases are needed too, so this is about what a network needs, not about bytes.
+|Q_SᵀMQ_A|/σ. Compared with the same ratio weight by weight, and with the size of weights alone. What is kept is
+counted in coordinates: to store so pruned a layer its bases are needed too, so this is no way to save bytes.
 
 python examples/pruning.py [--steps 2000] [--out pruned.png]
 """

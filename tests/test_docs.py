@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -62,13 +63,13 @@ def test_code_on_pages_runs(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
-def test_examples_run(path, tmp_path):
-    command = [sys.executable, str(path), "--steps", "10"]
-    if "--seeds" in path.read_text():
-        command += ["--seeds", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+def test_examples_run(path, tmp_path, monkeypatch, capsys):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    seeds = ["--seeds", "1"] if "--seeds" in path.read_text() else []
+    monkeypatch.setattr(sys, "argv", [str(path), "--steps", "10", *seeds])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out
     for picture in re.findall(r"\w+\.png", path.read_text()):
         assert (tmp_path / picture).is_file()
 
