@@ -292,9 +292,23 @@ def test_a_run_that_diverges_does_not_stop_the_others(no_cache, tmp_path, monkey
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "boston-bbb-paper diverged: the loss is NaN" in result.stderr
+    assert "boston-bbb-paper: diverged" in result.stderr
+    assert "boston-bbb-paper: done" not in result.stderr
     assert "noisy Adam" in result.stdout
     alone = CliRunner().invoke(app, ["uci", "boston", "--method", "bbb", "--preset", "paper", "--out", str(tmp_path)])
     assert alone.exit_code == 1
+
+
+def test_the_uci_command_can_be_quiet_and_write_for_tensorboard(no_cache, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    arguments = ["uci", "boston", "--method", "noisy-ekfac", "--splits", "2", "--epochs", "2", "--preset", "paper"]
+    more = ["--out", str(tmp_path / "out"), "--quiet", "--tensorboard", str(tmp_path / "board")]
+    result = CliRunner().invoke(app, [*arguments, *more])
+    assert (result.exit_code, result.output) == (0, "")
+    read = events.EventAccumulator(str(tmp_path / "board" / "boston-noisy-ekfac-paper"))
+    read.Reload()
+    assert len(read.Scalars("elbo")) == 2
+    assert "log10 R/0" in read.Tags()["histograms"]
 
 
 def test_bad_settings_of_a_later_run_stop_the_first(no_cache, tmp_path):

@@ -500,6 +500,19 @@ def test_the_command_trains_shows_tables_and_writes_files(cache, tmp_path):
     }
 
 
+def test_the_command_can_be_quiet_and_write_for_tensorboard(cache, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = tmp_path / "board"
+    found = command(cache, tmp_path / "out", "--method", "sgd,noisy-ekfac", "--quiet", "--tensorboard", str(board))
+    assert found.exit_code == 0, found.output
+    assert found.output == ""
+    for name in ("sgd-D+B-0", "noisy-ekfac-D+B-0"):
+        read = events.EventAccumulator(str(board / name))
+        read.Reload()
+        curve = json.loads((tmp_path / "out" / f"{name}.json").read_text())["curve"]
+        assert [event.value for event in read.Scalars("loss")] == pytest.approx([loss for loss, _ in curve])
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
