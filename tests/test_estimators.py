@@ -318,9 +318,9 @@ def test_pandas_tables_and_their_names(diabetes):
 def test_progress_is_shown_when_asked_for(diabetes, capsys):
     x, y, *_ = diabetes
     BayesianMLPRegressor(**FIXED).fit(x, y)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", "")
     BayesianMLPRegressor(**FIXED, verbose=True).fit(x, y)
-    assert "all rows" in capsys.readouterr().out
+    assert "all rows: done" in capsys.readouterr().err
 
 
 # Bad input.
