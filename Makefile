@@ -14,7 +14,7 @@ demo: $(VENV)/.ready  ## train four Bayesian methods on the Boston housing table
 	$(BIN)/eigenoise demo --out demo
 
 test: check  ## lint, types and the whole test suite: what CI runs
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 check: $(VENV)/.ready  ## lint, format and types only
 	$(BIN)/ruff check .
