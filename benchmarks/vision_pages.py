@@ -50,7 +50,8 @@ def tried() -> Grid:
                 rows.append([LABELS[method], setting.name, words, f"{likelihood:.4f}", f"{accuracy:.1%}"])
     heading = ["method", "setting", "tried", "log-likelihood", "right"]
     title = (
-        f"What was tried: {tune_cifar10.STEPS} steps on 5,000 images, a quarter of VGG16's width, 5,000 held-out images"
+        f"What was tried: {tune_cifar10.STEPS} steps on 5,000 images, a quarter of VGG16's width if no other is named, "
+        "5,000 held-out images"
     )
     return Grid(title, heading, rows, frozenset(bold))
 
