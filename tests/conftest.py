@@ -24,6 +24,12 @@ def _float64_and_seed():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    """No data but Boston, from its package."""
+    monkeypatch.setenv("EIGENOISE_DATA", str(tmp_path / "cache"))
+
+
 @pytest.fixture(params=["weights", "eigenbasis"])
 def kept(request, monkeypatch):
     """Run a test with every layer kept as weights, and with every structured layer kept in its eigenbasis."""

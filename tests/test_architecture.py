@@ -54,6 +54,7 @@ ORDER = [
     "__init__",
     "published",
     "runs",
+    "checkpoints",
     "presets",
     "trial",
     "experiments",

@@ -30,12 +30,6 @@ def _float32():
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.fixture
-def no_cache(tmp_path, monkeypatch):
-    """Boston alone, from its package."""
-    monkeypatch.setenv("EIGENOISE_DATA", str(tmp_path / "cache"))
-
-
 def boston(method="noisy-ekfac", **options):
     return Run("boston", method, PAPER, **{"splits": 2, "epochs": 3, **options})
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import eigenoise as en
 from eigenoise import runs
+from eigenoise.checkpoints import read
 from eigenoise.cli import app
 from eigenoise.data import Images, images
 from eigenoise.norms import settle_batch_norm
@@ -325,7 +326,7 @@ def test_an_interrupt_waits_for_the_end_of_a_step_but_a_second_does_not(cache, t
     with pytest.raises(KeyboardInterrupt):
         run_cifar10(run(), tmp_path, cache, on_step=lambda t: None)
     checkpoint = tmp_path / ".noisy-ekfac-plain-0.checkpoint"
-    assert len(torch.load(checkpoint, weights_only=True)["state"]["curve"]) == 2
+    assert len(read(checkpoint)["state"]["curve"]) == 2
     checkpoint.unlink()
     steps.append(1)
     with pytest.raises(KeyboardInterrupt):
@@ -357,7 +358,7 @@ def test_results_that_do_not_compare_are_not_put_into_one_table(tmp_path):
 def test_a_damaged_checkpoint_is_left_alone(cache, tmp_path):
     checkpoint = tmp_path / ".sgd-plain-0.checkpoint"
     checkpoint.write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match=r"cannot be read .*delete it to start this run anew"):
+    with pytest.raises(ValueError, match=r"is no checkpoint of this version; delete it to start this run anew"):
         run_cifar10(run("sgd"), tmp_path, cache, resume=True)
     assert checkpoint.read_bytes() == b"rubbish"
 

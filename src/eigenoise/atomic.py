@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import tempfile
@@ -28,21 +29,38 @@ def folder(path: str | os.PathLike) -> Path:
     return path
 
 
-def write(path: str | os.PathLike, fill: Callable[[str], None]) -> None:
-    """Let ``fill`` write a temporary file beside ``path``, then put it in its place; an old file stays until then."""
+def write(path: str | os.PathLike, fill: Callable[[str], None], older: Path | None = None) -> None:
+    """Let ``fill`` write a temporary file beside ``path``, then put it in its place; an old file stays until then.
+
+    Args:
+        path: of the file.
+        fill: writes what it is to hold to the path it is given.
+        older: where an old file is moved to; by default it is replaced.
+    """
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
     os.close(handle)
     try:
         fill(temporary)
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, a user's are as the umask says
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        _sync(temporary)
+        if older is not None and path.exists():
+            os.replace(path, older)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):  # it may be in its place already
             os.unlink(temporary)
         raise
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        _sync(path.parent or ".")
+
+
+def sweep(path: str | os.PathLike) -> None:
+    """Remove what a process that was killed while writing ``path`` left beside it."""
+    path = Path(path)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}"):
+        with contextlib.suppress(FileNotFoundError):
+            left.unlink()
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
@@ -55,13 +73,23 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """A file of bytes."""
-    write(path, lambda temporary: _fill(temporary, content))
+def write_bytes(path: str | os.PathLike, *parts: bytes | memoryview, older: Path | None = None) -> None:
+    """A file of bytes, which may come in parts."""
+
+    def fill(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            file.writelines(parts)
+
+    write(path, fill, older)
 
 
-def _fill(path: str, content: bytes) -> None:
-    Path(path).write_bytes(content)
+def _sync(path: str | os.PathLike) -> None:
+    """Have a file's content, or a folder's names, on the disk and not only on its way there."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

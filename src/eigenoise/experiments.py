@@ -6,12 +6,12 @@ import dataclasses
 import json
 import math
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from eigenoise import atomic, checks, data, runs
+from eigenoise.checkpoints import Checkpoints, digest
 from eigenoise.data import uci
 from eigenoise.presets import METHODS, Preset, Recipe
 from eigenoise.trial import Trial
@@ -143,17 +143,11 @@ def run_uci(
         batch_size=settings["batch_size"],
         seed=run.seed,
     )
-    checkpoint = out / f".{run.name}.checkpoint"
     marks = json.dumps({**settings, "sample_of_the_set": is_sample})
-    seconds = runs.resume(checkpoint, marks, trial.load_state_dict)
-    last = began = time.monotonic()
-    for _ in trial.passes():
+    kept = Checkpoints(out / f".{run.name}.checkpoint", marks, seconds=CHECKPOINT_SECONDS)
+    kept.resume(trial.load_state_dict)
+    for _ in kept.kept(trial.passes(), trial.state_dict):
         on_epoch(trial)
-        now = time.monotonic()
-        if now - last > CHECKPOINT_SECONDS:
-            runs.save(checkpoint, marks, trial.state_dict(), seconds + now - began)
-            last = now
-    seconds += time.monotonic() - began
     scores = trial.scores()
     for name in ("rmse", "ll", "elbo"):
         if not all(map(math.isfinite, scores[name])):
@@ -165,11 +159,12 @@ def run_uci(
         **scores,
         "curve": trial.curve,
         "iterations": trial.optimizer.steps,
-        "seconds": seconds,
+        "seconds": kept.spent,
+        "digest": digest(trial.state_dict()),
         "environment": runs.environment(),
     }
     atomic.write_json(out / f"{run.name}.json", result)
-    checkpoint.unlink(missing_ok=True)
+    kept.remove()
     return result
 
 

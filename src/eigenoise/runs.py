@@ -1,4 +1,4 @@
-"""The files of a run: its result, and the checkpoint that a stopped one goes on from."""
+"""A run: where it happened, the file of its result, and how it hears that it is to stop."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eigenoise import atomic
 from eigenoise.version import __version__
 
 
@@ -51,33 +50,6 @@ def finished(path: Path, settings: Mapping[str, Any], form: int) -> dict[str, An
     if found != settings:
         raise ValueError(f"{path} is the result of other settings; choose another folder or move it away")
     return result
-
-
-def save(path: Path, marks: str, state: dict[str, Any], seconds: float) -> None:
-    """Write a checkpoint; ``marks`` say what run it is of."""
-    content = {"settings": marks, "state": state, "seconds": seconds}
-    atomic.write(path, lambda temporary: torch.save(content, temporary))
-
-
-def resume(path: Path, marks: str, take_over: Callable[[dict[str, Any]], None]) -> float:
-    """Let ``take_over`` have the state in a checkpoint, if there is one; the seconds that the run took so far.
-
-    Raises:
-        ValueError: if it cannot be read or is of another run; it is left as it is.
-    """
-    if not path.exists():
-        return 0.0
-    try:
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-        same = kept["settings"] == marks
-        if same:
-            take_over(kept["state"])
-            return float(kept["seconds"])
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read ({error}); delete it to start this run anew") from error
-    raise ValueError(
-        f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another folder"
-    )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from eigenoise import atomic, checks, models, runs
+from eigenoise.checkpoints import Checkpoints, digest
 from eigenoise.data import Images, images
 from eigenoise.natural import CONV_BASES, NaturalGradient
 from eigenoise.spectra import spectra
@@ -22,7 +22,7 @@ from eigenoise.vision.scores import corrupted, evaluate
 from eigenoise.vision.training import Training
 
 FORMAT = 1
-CHECKPOINT_SECONDS = 300.0
+CHECKPOINT_STEPS = 100
 TRAIN_SIZE = 50_000
 HELD_OUT = 5_000  # training images that validation tests on
 STRANGE = 2_000  # images of each other set, to be told from CIFAR-10's
@@ -115,7 +115,6 @@ def run_cifar10(
         ValueError: for settings that cannot be, files that are not this run's, or a device that is not there.
         DataFileError: if data is missing or damaged.
     """
-    result, checkpoint = out / f"{run.name}.json", out / f".{run.name}.checkpoint"
     done = check(run, out, resume)
     if done is not None:
         return done
@@ -135,8 +134,10 @@ def run_cifar10(
         seed=run.seed,
     )
     marks = json.dumps({**run.settings(), "device": target.type})
-    seconds = runs.resume(checkpoint, marks, training.load_state_dict)
-    seconds = _train(training, checkpoint, marks, seconds, on_step)
+    kept = checkpoints(run, out, marks)
+    kept.resume(training.load_state_dict)
+    for _ in kept.kept(training.run(), training.state_dict):
+        on_step(training)
     damaged = corrupted(test, run.corrupted) if run.corrupted else {}
     content = {
         "format": FORMAT,
@@ -145,12 +146,13 @@ def run_cifar10(
         "curve": training.curve,
         "spectra": spectra(training.optimizer) if isinstance(training.optimizer, NaturalGradient) else {},
         "epochs": training.epochs,
-        "seconds": seconds,
+        "seconds": kept.spent,
+        "digest": digest(training.state_dict()),
         "device": target.type,
         "environment": runs.environment(),
     }
-    atomic.write_json(result, content)
-    checkpoint.unlink(missing_ok=True)
+    atomic.write_json(out / f"{run.name}.json", content)
+    kept.remove()
     return json.loads(json.dumps(content))
 
 
@@ -161,10 +163,15 @@ def check(run: Run, out: Path, resume: bool) -> dict[str, Any] | None:
         ValueError: if there are files of another run, or a checkpoint that is not to be gone on with.
     """
     done = runs.finished(out / f"{run.name}.json", run.settings(), FORMAT)
-    checkpoint = out / f".{run.name}.checkpoint"
-    if done is None and checkpoint.exists() and not resume:
-        raise ValueError(f"{checkpoint} is a stopped run: go on with --resume, or delete it to start anew")
+    kept = checkpoints(run, out)
+    if done is None and kept.exist and not resume:
+        raise ValueError(f"{kept.path} is a stopped run: go on with --resume, or delete it to start anew")
     return done
+
+
+def checkpoints(run: Run, out: Path, marks: str = "") -> Checkpoints:
+    """Of ``run`` in the folder ``out``."""
+    return Checkpoints(out / f".{run.name}.checkpoint", marks, steps=CHECKPOINT_STEPS)
 
 
 def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
@@ -199,22 +206,3 @@ def existing_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ValueError(f"device {name!r} is not there ({reason}); there is {', '.join(there)}") from error
     return device
-
-
-def _train(training: Training, checkpoint: Path, marks: str, seconds: float, on_step: OnStep) -> float:
-    """Train to the end, or save after the step in which it was stopped; the seconds so far."""
-    last = began = time.monotonic()
-
-    def save() -> None:
-        runs.save(checkpoint, marks, training.state_dict(), seconds + time.monotonic() - began)
-
-    with runs.stops() as asked:
-        for _ in training.run():
-            on_step(training)
-            if asked or time.monotonic() - last > CHECKPOINT_SECONDS:
-                save()
-                last = time.monotonic()
-            if asked:
-                raise KeyboardInterrupt
-    save()  # the test may take long, and may be stopped
-    return seconds + time.monotonic() - began
