@@ -86,6 +86,17 @@ class PendingMean:
         self.clear()
         return True
 
+    def multiplied_out(self, like: Tensor) -> Tensor:
+        """The sum that was gathered as one tensor, with the shape of ``like``; zeros if there is none."""
+        total = torch.zeros_like(like) if self.total is None else self.total
+        for product in self.products:
+            total = total + product.value()
+        return total
+
+    def replace(self, total: Tensor, count: int) -> None:
+        """Have gathered this instead."""
+        self.total, self.products, self.count = (total if count else None), [], count
+
     def clear(self) -> None:
         """Forget what was gathered."""
         self.total, self.products, self.count = None, [], 0
@@ -93,6 +104,9 @@ class PendingMean:
     def pending(self) -> list[Tensor]:
         """Numbers that are finite only if all that was gathered is; none if nothing was."""
         return [*([] if self.total is None else [self.total]), *(product.bound() for product in self.products)]
+
+
+Averaged = tuple[PendingMean, Tensor]  # what was gathered, and the moving average that it goes into
 
 
 def mirror_(matrix: Tensor) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks
+from eigenoise.averages import Averaged
 from eigenoise.fisher.factors import KroneckerFactors
 
 DAMPINGS = ("exact", "factored")
@@ -70,20 +71,17 @@ class Fisher(ABC):
         """Blend what was taken in since the last call into the moving averages (eq. 12)."""
 
     @abstractmethod
-    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = (), found: list[Tensor] | None = None) -> bool:
         """Recompute what is amortised; False if a decomposition failed and the old one was kept.
 
         Args:
             carry: matrices ``(..., p, n)`` of coordinates in the basis, turned in place into those in the new one.
+            found: the decomposition, if it was done before, perhaps by another process.
         """
 
     @abstractmethod
-    def pending(self) -> list[Tensor]:
-        """The sums that the next ``commit`` would use."""
-
-    @abstractmethod
-    def discard(self) -> None:
-        """Forget what was taken in since the last ``commit``."""
+    def averages(self) -> list[Averaged]:
+        """Each moving average with what was taken in for it since the last ``commit``."""
 
     @abstractmethod
     def rotate(self, V: Tensor) -> Tensor:
@@ -106,6 +104,15 @@ class Fisher(ABC):
         """The tensors that make up the structure, by name."""
 
     # What follows from it.
+
+    def pending(self) -> list[Tensor]:
+        """Numbers that are finite only if all is that the next ``commit`` would use; none if there is nothing."""
+        return [number for mean, _ in self.averages() for number in mean.pending()]
+
+    def discard(self) -> None:
+        """Forget what was taken in since the last ``commit``."""
+        for mean, _ in self.averages():
+            mean.clear()
 
     def solve(self, V: Tensor, damping: float) -> Tensor:
         """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from eigenoise.averages import PendingMean
+from eigenoise.averages import Averaged, PendingMean
 from eigenoise.fisher.base import Fisher
 from eigenoise.fisher.moments import squared_gradients
 
@@ -48,17 +48,13 @@ class Diagonal(Fisher):
         if self._r.blend_into(self.r, ema_scale):
             self._cache.clear()
 
-    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = (), found: list[Tensor] | None = None) -> bool:
         """Nothing is amortised."""
         return True
 
-    def pending(self) -> list[Tensor]:
-        """The pending sum of r."""
-        return self._r.pending()
-
-    def discard(self) -> None:
-        """Forget the pending sum."""
-        self._r.clear()
+    def averages(self) -> list[Averaged]:
+        """The diagonal r."""
+        return [(self._r, self.r)]
 
     def rotate(self, V: Tensor) -> Tensor:
         """The identity."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks, linalg
-from eigenoise.averages import PendingMean
+from eigenoise.averages import Averaged, PendingMean
 from eigenoise.distributions import EigenMatrixNormal
 from eigenoise.fisher.base import DAMPINGS, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
@@ -70,11 +70,12 @@ class Eigen(Fisher):
         if self._R.blend_into(self.R, ema_scale):
             self._cache.clear()
 
-    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = (), found: list[Tensor] | None = None) -> bool:
         """New eigenbasis (eq. 5); R → (P_S∘P_S)·R·(P_A∘P_A)ᵀ with P the change of basis."""
-        change = self.factors.decompose()
-        if change is None:
+        found = self.factors.decompose() if found is None else found
+        if found is None:
             return False
+        change = self.factors.adopt(found)
         change.carry(carry)
         if self._waits:
             self.R.copy_(self.kfac())
@@ -100,14 +101,9 @@ class Eigen(Fisher):
             self.R.copy_(linalg.outer(*linalg.factored_damping(*values, damping)) - damping)
         self._cache.clear()
 
-    def pending(self) -> list[Tensor]:
-        """The pending sums of A, S and R."""
-        return [*self.factors.pending(), *self._R.pending()]
-
-    def discard(self) -> None:
-        """Forget the pending sums."""
-        self.factors.discard()
-        self._R.clear()
+    def averages(self) -> list[Averaged]:
+        """A, S and R."""
+        return [*self.factors.averages(), (self._R, self.R)]
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""

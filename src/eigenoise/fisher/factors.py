@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from eigenoise import linalg
+from eigenoise.averages import Averaged
 from eigenoise.fisher.sides import Change, FixedSide, FullSide
 from eigenoise.fisher.taps import TapChange, TapSide
 
@@ -74,26 +75,28 @@ class KroneckerFactors:
         self.inputs.commit(ema)
         self.out.commit(ema)
 
-    def pending(self) -> list[Tensor]:
-        """The pending sums."""
-        return [*self.inputs.pending(), *self.out.pending()]
-
-    def discard(self) -> None:
-        """Forget the pending sums."""
-        self.inputs.discard()
-        self.out.discard()
+    def averages(self) -> list[Averaged]:
+        """A and S with what was gathered for them."""
+        return [*self.inputs.averages(), *self.out.averages()]
 
     @property
     def decomposition_cost(self) -> int:
         """p³ + n³, for each leading index."""
         return self.out.decomposition_cost + self.inputs.decomposition_cost
 
-    def decompose(self) -> BasisChange | None:
-        """Renew the eigenbasis and eigenvalues (eq. 5); None, with all as it was, if either side fails."""
+    def decompose(self) -> list[Tensor] | None:
+        """A new eigenbasis and eigenvalues (eq. 5), not yet taken over; None if either side fails."""
         out, into = self.out.decompose(), self.inputs.decompose()
-        if out is None or into is None:
-            return None
-        return BasisChange(self.out.adopt(out), self.inputs.adopt(into))  # type: ignore[arg-type]
+        return None if out is None or into is None else [*out, *into]
+
+    def decomposed(self) -> list[Tensor]:
+        """Tensors like those that ``decompose`` gives."""
+        return [*self.out.decomposed(), *self.inputs.decomposed()]
+
+    def adopt(self, found: list[Tensor]) -> BasisChange:
+        """Take over what ``decompose`` gave, here or in another process."""
+        own = len(self.out.decomposed())
+        return BasisChange(self.out.adopt(found[:own]), self.inputs.adopt(found[own:]))
 
     @property
     def q_out(self) -> Tensor:

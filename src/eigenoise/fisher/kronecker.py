@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks, linalg
+from eigenoise.averages import Averaged
 from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
 from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
 from eigenoise.fisher.factors import KroneckerFactors
@@ -51,21 +52,17 @@ class Kronecker(Fisher):
         """Blend the pending factors; the basis and eigenvalues stay until ``refresh``."""
         self.factors.commit(ema_factors)
 
-    def refresh(self, carry: Sequence[Tensor] = ()) -> bool:
+    def refresh(self, carry: Sequence[Tensor] = (), found: list[Tensor] | None = None) -> bool:
         """Eigendecompositions of A and S (eq. 5)."""
         self._cache.clear()
-        change = self.factors.decompose()
-        if change is not None:
-            change.carry(carry)
-        return change is not None
+        found = self.factors.decompose() if found is None else found
+        if found is not None:
+            self.factors.adopt(found).carry(carry)
+        return found is not None
 
-    def pending(self) -> list[Tensor]:
-        """The pending sums of A and S."""
-        return self.factors.pending()
-
-    def discard(self) -> None:
-        """Forget the pending sums."""
-        self.factors.discard()
+    def averages(self) -> list[Averaged]:
+        """A and S."""
+        return self.factors.averages()
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""

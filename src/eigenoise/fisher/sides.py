@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.averages import PendingMean, mirror_
+from eigenoise.averages import Averaged, PendingMean, mirror_
 from eigenoise.fisher.moments import gram
 from eigenoise.linalg import large_matmul, matmul
 
@@ -74,19 +74,20 @@ class FullSide:
         self._mirrored = not any(product.is_halved for product in self._pending.products) and self._mirrored
         self._pending.blend_into(self._moments, ema)
 
-    def pending(self) -> list[Tensor]:
-        """Numbers that are finite only if the pending sum is."""
-        return self._pending.pending()
+    def averages(self) -> list[Averaged]:
+        """The moments with what was gathered for them."""
+        return [(self._pending, self._moments)]
 
-    def discard(self) -> None:
-        """Forget the pending sum."""
-        self._pending.clear()
-
-    def decompose(self) -> tuple[Tensor, Tensor] | None:
+    def decompose(self) -> list[Tensor] | None:
         """Eigenvalues and eigenvectors, or None if they cannot be had."""
-        return linalg.eigh_psd(self.moments)
+        found = linalg.eigh_psd(self.moments)
+        return None if found is None else list(found)
 
-    def adopt(self, found: tuple[Tensor, Tensor]) -> Change:
+    def decomposed(self) -> list[Tensor]:
+        """Tensors like those that ``decompose`` gives."""
+        return [self.values, self.q]
+
+    def adopt(self, found: list[Tensor]) -> Change:
         """Take them over."""
         values, vectors = found
         change = Change(matmul(vectors.mT, self.q))
@@ -137,18 +138,19 @@ class FixedSide:
     def commit(self, ema: float) -> None:
         """Nothing."""
 
-    def pending(self) -> list[Tensor]:
+    def averages(self) -> list[Averaged]:
         """None."""
         return []
 
-    def discard(self) -> None:
-        """Nothing."""
-
-    def decompose(self) -> tuple[()]:
+    def decompose(self) -> list[Tensor]:
         """Nothing new."""
-        return ()
+        return []
 
-    def adopt(self, found: tuple[()]) -> None:
+    def decomposed(self) -> list[Tensor]:
+        """Nothing."""
+        return []
+
+    def adopt(self, found: list[Tensor]) -> None:
         """No change."""
 
     def turn(self, x: Tensor) -> Tensor:

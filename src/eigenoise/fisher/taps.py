@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.averages import PendingMean, Product
+from eigenoise.averages import Averaged, PendingMean, Product
 from eigenoise.linalg import matmul
 
 
@@ -126,28 +126,28 @@ class TapSide:
         for pending, average in self._averages:
             pending.blend_into(average, ema)
 
-    def pending(self) -> list[Tensor]:
-        """Numbers that are finite only if the pending sums are."""
-        return [total for pending, _ in self._averages for total in pending.pending()]
+    def averages(self) -> list[Averaged]:
+        """Each of the moments with what was gathered for it."""
+        return list(self._averages)
 
-    def discard(self) -> None:
-        """Forget the pending sums."""
-        for pending, _ in self._averages:
-            pending.clear()
-
-    def decompose(self) -> tuple[TapBasis, Tensor, Tensor] | None:
-        """A basis with its channels' moments and eigenvalues, or None if it cannot be had."""
+    def decompose(self) -> list[Tensor] | None:
+        """A basis of taps and of channels, the channels' moments and eigenvalues, or None if they cannot be had."""
         taps = linalg.eigh_psd(self.tap_moments)
         if taps is None:
             return None
         mix = matmul(taps[1].mT, self.q.taps).square()
         moments = matmul(mix, self.moments.flatten(-2)).view_as(self.moments)
         channels = linalg.eigh_psd(moments)
-        return None if channels is None else (TapBasis(taps[1], channels[1]), moments, channels[0])
+        return None if channels is None else [taps[1], channels[1], moments, channels[0]]
 
-    def adopt(self, found: tuple[TapBasis, Tensor, Tensor]) -> TapChange:
+    def decomposed(self) -> list[Tensor]:
+        """Tensors like those that ``decompose`` gives."""
+        return [self.q.taps, self.q.channels, self.moments, self.moments[..., 0]]
+
+    def adopt(self, found: list[Tensor]) -> TapChange:
         """Take it over."""
-        new, moments, values = found
+        taps, channels, moments, values = found
+        new = TapBasis(taps, channels)
         old = TapBasis(self.q.taps.clone(), self.q.channels.clone())
         self.q.taps.copy_(new.taps)
         self.q.channels.copy_(new.channels)
