@@ -20,6 +20,7 @@ ORDER = [
     "checks",
     "linalg",
     "averages",
+    "distributed",
     "data",
     "models",
     "predictive",

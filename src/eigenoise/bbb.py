@@ -13,6 +13,7 @@ from torch.distributions import Distribution, Independent, Normal
 from torch.nn import functional
 
 from eigenoise import checks
+from eigenoise.distributed import Ranks
 from eigenoise.layers import BareParameter, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.swap import SideBySide, Slot
@@ -128,6 +129,10 @@ class BayesByBackprop(VariationalOptimizer):
     def _discard(self) -> None:
         for slot in self.slots:
             slot.rho.grad = None
+
+    def _share(self, ranks: Ranks) -> list[Tensor]:
+        """Gradients by σ, which belong to this rank's noise."""
+        return [slot.rho.grad for slot in self.slots if slot.rho.grad is not None]
 
     def _apply(self, loss: Tensor) -> None:
         if not checks.all_finite([loss, *(p.grad for p in self.params if p.grad is not None)]):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenoise import checks
+from eigenoise.distributed import unwrapped
 from eigenoise.likelihoods import Likelihood
 from eigenoise.likelihoods.base import at_least_float32
 from eigenoise.posterior import Posterior
@@ -55,6 +56,7 @@ def predict(
     """
     checks.integer("samples", samples)
     checks.integer("chunk_size", chunk_size)
+    model, _ = unwrapped(model)
     if not isinstance(source, (VariationalOptimizer, Posterior)):
         raise TypeError(f"source must be an optimiser of eigenoise or a Posterior, but a {type(source).__name__} came")
     if isinstance(source, VariationalOptimizer) and source.model is not model:

@@ -8,7 +8,6 @@ The posterior covariance is (λ/N)·(F + γ_in·I)⁻¹ (eq. 10): extrinsic damp
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.distributions import Distribution
 
 from eigenoise import checks, state
 from eigenoise.clip import clipped, on_host
+from eigenoise.distributed import Ranks
 from eigenoise.fisher import Diagonal, Eigen, Fisher
 from eigenoise.layers import BareParameter, ConvLayer, LinearLayer, MatrixLayer
 from eigenoise.likelihoods import Likelihood
@@ -28,7 +28,7 @@ from eigenoise.rotated import worthwhile
 from eigenoise.statistics import FisherSlot, Statistics
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment
-from eigenoise.turns import turns
+from eigenoise.turns import Decompositions
 from eigenoise.variational import VariationalOptimizer
 
 NOISES = ("auto", "shared", "per-example")
@@ -150,9 +150,8 @@ class NaturalGradient(VariationalOptimizer):
         for slot in self.slots:
             slot.prior = found.get(slot.name)
         self._meet_prior(self.slots)
-        self._warned = False
-        costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in self.slots]
-        self._turns = turns(costs, self.refresh_every, (self.stats_every, self.scale_every))
+        often = (self.stats_every, self.scale_every)
+        self.decompositions = Decompositions(self.slots, self.refresh_every, often, self.ranks)
 
     def _meet_prior(self, slots: Sequence[FisherSlot]) -> None:
         """To be called when slots have a new basis."""
@@ -251,6 +250,12 @@ class NaturalGradient(VariationalOptimizer):
     def _discard(self) -> None:
         self.statistics.discard()
 
+    def _share(self, ranks: Ranks) -> list[Tensor]:
+        """Statistics of all ranks on each; the prior's pull is at the mean of all samples."""
+        if self._stats_due:
+            ranks.add_up(self.statistics.averages())
+        return self.blocks.drawn if self.noisy else []
+
     def _update_fishers(self) -> None:
         """Statistics, decompositions and re-initialisations that are due at this step."""
         group = self.param_groups[0]
@@ -260,17 +265,7 @@ class NaturalGradient(VariationalOptimizer):
             scale = max(group["ema_scale"], 1 / (self.steps // self.scale_every + 2) if self.warmup else 0.0)
             for slot in self.slots:
                 slot.fisher.commit(factors, scale)
-        due = [self.slots[index] for index in self._turns.get(self.steps % self.refresh_every, ())]
-        failed = [slot.name for slot in due if not slot.refresh()]
-        self._meet_prior(due)
-        if failed and not self._warned:
-            warnings.warn(
-                f"the eigendecomposition failed for {', '.join(failed)} at step {self.steps}, even in float64: the "
-                "old basis is kept; this is said only once",
-                RuntimeWarning,
-                stacklevel=4,
-            )
-            self._warned = True
+        self._meet_prior(self.decompositions.renew(self.steps))
         if self._due(self.reinit_every):
             for slot in self.slots:
                 if isinstance(slot.fisher, Eigen):

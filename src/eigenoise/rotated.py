@@ -276,7 +276,7 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient's parts."""
-        return None, None, *ctx.layer.views(grads[0])
+        return None, None, *_gradients(ctx.layer, grads[0])
 
 
 class _Form(torch.autograd.Function):
@@ -307,7 +307,13 @@ class _Form(torch.autograd.Function):
         if ctx.basis is not None:
             with full_precision(gradient.device):
                 gradient = ctx.basis.rotate(gradient)
-        return None, None, None, *ctx.layer.views(gradient)
+        return None, None, None, *_gradients(ctx.layer, gradient)
+
+
+def _gradients(layer: MatrixLayer, matrix: Tensor) -> list[Tensor]:
+    """Parts of ``matrix`` for the layer's parameters; of a single row as copies, whose strides are in order."""
+    views = layer.views(matrix)
+    return views if matrix.shape[-2] > 1 else [view.clone(memory_format=torch.contiguous_format) for view in views]
 
 
 class Rotated(nn.Parameter):

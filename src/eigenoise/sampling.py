@@ -17,18 +17,22 @@ from torch.optim import Optimizer
 
 from eigenoise import checks
 from eigenoise.blocks import Blocks
+from eigenoise.distributed import Ranks, refuse_wrapping_later, unwrapped
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment, treat
+
+CHECK_RANKS = 100  # steps after which it is seen again that all processes have the same gradients
 
 
 class SamplingOptimizer(Optimizer):
     """A ``torch.optim.Optimizer`` over a model whose weights are random.
 
     Args:
-        model: any ``nn.Module``.
-        num_data: N, the number of likelihood terms in the training set.
+        model: any ``nn.Module``. Wrapped in ``DistributedDataParallel``, each process draws noise of its own, and all
+            make the same step from what all have seen.
+        num_data: N, the number of likelihood terms in the training set, of all processes together.
         likelihood: what the model's output means; its ``nll`` is the loss.
         hyper: hyperparameters that schedules may change, put into ``param_groups``.
         samples: weight samples in one step: so many ``sampled_params()`` blocks come before each ``step()``, each with
@@ -71,6 +75,7 @@ class SamplingOptimizer(Optimizer):
         self._check_hyper(hyper)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, but a {type(generator).__name__} came")
+        model, self.ranks = unwrapped(model)
         treatments = treat(model, others, overrides, batch_dim)
         self.model = model
         self.likelihood = likelihood
@@ -86,12 +91,16 @@ class SamplingOptimizer(Optimizer):
             raise ValueError(f"generator must be on the model's device, {device}, but it is on {generator.device}")
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
         self.steps = 0
+        self._seed = self.generator.initial_seed()
+        self._reseed()
         self._in_closure = False
         self._checked: list[Any] = []  # hyperparameters known to be good
         self._losses: list[Tensor] = []  # those backpropagated since the last step
         self._mean_loss: Tensor | None = None
         super().__init__(self._group_params(), dict(hyper))
         self._closed = False
+        if self.ranks is None:
+            refuse_wrapping_later(model)
 
     # What a subclass says.
 
@@ -114,6 +123,10 @@ class SamplingOptimizer(Optimizer):
 
     def _group_params(self) -> list[Tensor]:
         return list(self.params)
+
+    def _share(self, ranks: Ranks) -> list[Tensor]:
+        """Tensors of this rank that all ranks are to have the mean of before the step."""
+        return []
 
     def _begin_block(self) -> None:
         """A training or prediction block begins; the samples are in the model."""
@@ -212,6 +225,8 @@ class SamplingOptimizer(Optimizer):
         self._check_ready()
         loss = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
         self.blocks.swap.read()
+        if self.ranks is not None:
+            loss = self._meet(self.ranks, loss)
         with full_precision(loss.device):
             self._apply(loss)
         self.blocks.swap.restore()
@@ -219,8 +234,27 @@ class SamplingOptimizer(Optimizer):
         rate = 1 / min(self.steps + 1, 100)
         self._mean_loss = loss if self._mean_loss is None else torch.lerp(self._mean_loss, loss, rate)
         self.steps += 1
+        self._reseed()
         self._forget()
         return result
+
+    def _meet(self, ranks: Ranks, loss: Tensor) -> Tensor:
+        """Have on every rank what all ranks gathered, so that their steps are the same; the mean loss."""
+        if self.steps % CHECK_RANKS == 0:
+            ranks.refuse_different(
+                (param.grad for param in self.params if param.grad is not None),
+                "gradients differ between processes: call the model that is wrapped in DistributedDataParallel, not "
+                "the one inside, and leave no_sync() for the last backward pass before step()",
+            )
+        loss = loss.clone()
+        ranks.average_([loss, *self._share(ranks)])
+        ranks.add_up(self.likelihood.averages())
+        return loss
+
+    def _reseed(self) -> None:
+        """Give each of several ranks noise of its own, which the step's number and one seed decide."""
+        if self.ranks is not None:
+            self.generator.manual_seed(self.ranks.seed(self._seed, self.steps))
 
     def _recheck_hyper(self) -> None:
         """Check hyperparameters that a schedule has changed."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
+from eigenoise.averages import Averaged
 from eigenoise.capture import Call, Capture, Used, by_layer, join, positions
 from eigenoise.fisher import Diagonal, Fisher
 from eigenoise.layers import BareParameter, MatrixLayer
@@ -88,9 +89,9 @@ class FisherSlot(Slot):
         else:
             self._basis.add_unrotated(self.mean, direction, -rate, self.mean)
 
-    def refresh(self) -> bool:
-        """A new basis for the Fisher and for what is kept in it; False if a decomposition failed."""
-        return self.fisher.refresh([self.mean, self.momentum, self.gradient] if self.rotated else [])
+    def refresh(self, found: list[Tensor]) -> bool:
+        """Take over a new basis for the Fisher and for what is kept in it."""
+        return self.fisher.refresh([self.mean, self.momentum, self.gradient] if self.rotated else [], found)
 
     def intrinsic(self, damping: float) -> float:
         """γ_in, or nothing where an earlier posterior takes its place."""
@@ -191,6 +192,10 @@ class Statistics:
             self.capture.release(call for call, _ in used)
 
         return backpropagated
+
+    def averages(self) -> list[Averaged]:
+        """Of all Fishers, with what was gathered for them."""
+        return [each for slot in self.slots for each in slot.fisher.averages()]
 
     def pending(self) -> list[Tensor]:
         """The sums that the next ``commit`` of the Fishers would use."""

@@ -138,6 +138,7 @@ class VariationalOptimizer(SamplingOptimizer):
             "steps": self.steps,
             "mean_loss": self._mean_loss,
             "generator": self.generator.get_state(),
+            "seed": self._seed,
             "likelihood": self.likelihood.state_dict(),
             "slots": self._tensors(),
         }
@@ -161,6 +162,8 @@ class VariationalOptimizer(SamplingOptimizer):
         self.steps = own["steps"]
         self._mean_loss = None if own["mean_loss"] is None else own["mean_loss"].clone()
         self.generator.set_state(own["generator"].cpu())
+        self._seed = own["seed"]
+        self._reseed()
         self._forget()
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -43,11 +43,7 @@ class Stepper:
         opt = self.optimizer
         first: dict[str, int] = {}
         count: Counter[str] = Counter()
-        turns = [
-            place
-            for place, layers in opt._turns.items()
-            if any(opt.slots[i].fisher.factors is not None for i in layers)
-        ]
+        turns = opt.decompositions.places
         cycle = max(opt.refresh_every, opt.reinit_every or 1, CYCLE)
         for step in range(cycle):
             due = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
+from eigenoise.averages import Averaged
 from eigenoise.predictive import Predictive
 
 Observer = Callable[[Tensor, Tensor, Callable[[], None]], None]  # output, loss, and how the likelihood learns from it
@@ -84,6 +85,10 @@ class Likelihood(ABC):
 
     def discard(self) -> None:  # noqa: B027
         """Forget what was observed since the last ``update``."""
+
+    def averages(self) -> list[Averaged]:
+        """What it learns from, with what was observed since the last ``update``."""
+        return []
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, as JSON knows them."""

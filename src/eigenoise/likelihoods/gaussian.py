@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim.adam import adam
 
 from eigenoise import checks
-from eigenoise.averages import PendingMean
+from eigenoise.averages import Averaged, PendingMean
 from eigenoise.likelihoods.base import Likelihood, along_axes
 from eigenoise.predictive import GaussianMixture
 
@@ -186,6 +186,10 @@ class GaussianLikelihood(Likelihood):
         ratio = (self.residual * (0.5 * num_data) + b0) / self.b
         by_log_a = self.a * ((optimum - self.a) * torch.polygamma(1, self.a) - ratio + 1)
         return torch.stack([by_log_a, self.a * ratio - optimum])
+
+    def averages(self) -> list[Averaged]:
+        """The squared residual, if the precision is to be learned."""
+        return [(self._residual, self.residual)] if self.precision is None else []
 
     def discard(self) -> None:
         """Forget residuals not yet used."""

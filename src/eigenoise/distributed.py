@@ -1,0 +1,191 @@
+"""Several processes that train one model, each on its own part of the data and with its own weight noise.
+
+Gradients are averaged by torch's ``DistributedDataParallel``. What else must be the same everywhere is averaged here in
+few flat all-reduces, and what is expensive and the same everywhere is done by one process and sent to the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from eigenoise.averages import Averaged
+
+BUCKET = 1 << 23  # numbers that one all-reduce carries, so that the next can be gathered while it runs
+
+
+class Ranks:
+    """The processes of a group; every method but ``seed`` must be called by all of them, in the same order.
+
+    Args:
+        group: torch's process group.
+
+    Attributes:
+        size: how many there are.
+        rank: which of them this one is.
+    """
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group = group
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def average_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its mean over ranks."""
+        running = [(part, *self._add(torch._utils._flatten_dense_tensors(part))) for part in _buckets(tensors)]
+        for part, work, flat in running:
+            work.wait()
+            flat.div_(self.size)
+            torch._foreach_copy_(part, [*torch._utils._unflatten_dense_tensors(flat, part)])
+
+    def add_up(self, averages: Sequence[Averaged]) -> None:
+        """Have gathered, on every rank, what all ranks have gathered for moving averages."""
+        if not averages:
+            return
+        device = averages[0][1].device
+        work, counts = self._add(torch.tensor([float(mean.count) for mean, _ in averages], device=device).double())
+        means = {id(average): mean for mean, average in averages}
+        running = []
+        for part in _buckets([average for _, average in averages]):
+            sums = [means[id(average)].multiplied_out(average) for average in part]
+            running.append((part, *self._add(torch._utils._flatten_dense_tensors(sums))))
+        work.wait()
+        count = dict(zip(means, map(round, counts.tolist()), strict=True))
+        for part, work, flat in running:
+            work.wait()
+            for average, total in zip(part, torch._utils._unflatten_dense_tensors(flat, part), strict=True):
+                means[id(average)].replace(total, count[id(average)])
+
+    def divide(
+        self,
+        costs: Sequence[float],
+        work: Callable[[int], list[Tensor] | None],
+        like: Callable[[int], list[Tensor]],
+    ) -> list[list[Tensor] | None]:
+        """Have each piece of work done by one rank, and its result on all.
+
+        Args:
+            costs: of the pieces.
+            work: does the piece of an index; None if it fails.
+            like: tensors like its results.
+
+        Returns:
+            The results of all pieces.
+        """
+        owners = divided(costs, self.size)
+        found: list[list[Tensor] | None] = [None] * len(costs)
+        running = []
+        for owner in range(self.size):
+            pieces = [i for i, own in enumerate(owners) if own == owner]
+            if not pieces:
+                continue
+            shapes = [like(i) for i in pieces]
+            if owner == self.rank:
+                done = [work(i) for i in pieces]
+                parts = [_marked(each, shape) for each, shape in zip(done, shapes, strict=True)]
+                flat = torch.cat([part for each in parts for part in each])
+            else:
+                flat = shapes[0][0].new_empty(sum(1 + sum(t.numel() for t in each) for each in shapes))
+            running.append((pieces, shapes, flat))
+        for pieces, shapes, flat in running:  # after all work is done, as a rank may be the source of one alone
+            source = dist.get_global_rank(self.group, owners[pieces[0]])
+            dist.broadcast(flat, source, self.group)
+            start = 0
+            for i, each in zip(pieces, shapes, strict=True):
+                stop = start + 1 + sum(t.numel() for t in each)
+                good, rest = bool(flat[start]), flat[start + 1 : stop]
+                found[i] = [*torch._utils._unflatten_dense_tensors(rest, each)] if good else None
+                start = stop
+        return found
+
+    def refuse_different(self, tensors: Iterable[Tensor], what: str) -> None:
+        """Raise RuntimeError, on all ranks, unless sums of ``tensors`` are equal on all of them."""
+        sums = [tensor.sum(dtype=torch.float64) for tensor in tensors]
+        own = torch.stack(sums) if sums else torch.zeros(1, dtype=torch.float64)
+        least, most = own.clone(), own.clone()
+        dist.all_reduce(least, dist.ReduceOp.MIN, self.group)
+        dist.all_reduce(most, dist.ReduceOp.MAX, self.group)
+        if bool((least < most).any()):
+            raise RuntimeError(what)
+
+    def seed(self, start: int, step: int) -> int:
+        """Of this rank's noise at ``step``: from ``start`` and the two numbers alone, so that it need not be kept."""
+        words = f"{start} {step} {self.rank}".encode()
+        return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big") >> 1
+
+    def _add(self, flat: Tensor) -> tuple[dist.Work, Tensor]:
+        work = dist.all_reduce(flat, group=self.group, async_op=True)
+        assert work is not None
+        return work, flat
+
+
+def divided(costs: Sequence[float], ranks: int) -> list[int]:
+    """Which rank does which piece: the dearest first, each by the rank that has least to do."""
+    spent, owners = [0.0] * ranks, [0] * len(costs)
+    for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[i] = min(range(ranks), key=spent.__getitem__)
+        spent[owners[i]] += costs[i]
+    return owners
+
+
+def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
+    """The model itself, and the processes that share it if it is wrapped in ``DistributedDataParallel``.
+
+    Raises:
+        ValueError: if its weights are divided between processes.
+    """
+    if isinstance(model, DistributedDataParallel):
+        group = model.process_group
+        return model.module, (Ranks(group) if dist.get_world_size(group) > 1 else None)
+    if not isinstance(model, nn.Module):  # said elsewhere
+        return model, None
+    sharded = [name for name, param in model.named_parameters() if hasattr(param, "device_mesh")]
+    if sharded or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(
+            f"the model's weights{f', such as {sharded[0]!r},' if sharded else ''} are divided between processes "
+            "(fully_shard, FSDP or tensor parallel): a layer's posterior turns whole matrices into its eigenbasis, "
+            "which no process then has; wrap the model in DistributedDataParallel instead"
+        )
+    return model, None
+
+
+def refuse_wrapping_later(model: nn.Module) -> None:
+    """Make the first forward pass of a bare ``model`` an error if it happens inside ``DistributedDataParallel``."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return
+
+    def look(module: nn.Module, inputs: Any) -> None:
+        handle.remove()
+        if DistributedDataParallel._active_ddp_module is not None:
+            raise RuntimeError(
+                "the model runs inside DistributedDataParallel, but its optimiser was given the model alone and would "
+                "let processes drift apart: give it the wrapped model"
+            )
+
+    handle = model.register_forward_pre_hook(look)
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors of one dtype and device each, about ``BUCKET`` numbers at a time."""
+    kinds: dict[tuple, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for same in kinds.values():
+        part: list[Tensor] = []
+        for tensor in same:
+            if part and sum(t.numel() for t in part) + tensor.numel() > BUCKET:
+                yield part
+                part = []
+            part.append(tensor)
+        yield part
+
+
+def _marked(found: list[Tensor] | None, like: list[Tensor]) -> list[Tensor]:
+    """Results as flat tensors behind a one, or anything of their sizes behind a zero."""
+    mark = like[0].new_full((1,), float(found is not None))
+    return [mark, *(t.reshape(-1) for t in (like if found is None else found))]

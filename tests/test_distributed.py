@@ -1,0 +1,328 @@
+"""Several processes that train one model: the same steps on all, noise of each one's own, work divided."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import eigenoise as en
+import processes
+from eigenoise import linalg, sampling, turns
+from eigenoise.distributed import Ranks, divided
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # fork beside threads: here there is none that matters
+]
+METHODS = ["NoisyEKFAC", "NoisyKFAC", "NoisyAdam", "BayesByBackprop", "EKFAC", "KFAC"]
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(27, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def table(rows=64):
+    made = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 2, 5, 5, generator=made, dtype=torch.float64)
+    return x, x[:, :1, 2, 2] + 0.1 * torch.randn(rows, 1, generator=made, dtype=torch.float64)
+
+
+def optimizer(model, method="NoisyEKFAC", **options):
+    if method != "BayesByBackprop":
+        often = {"inv_every": 3} if method.endswith("KFAC") and "EK" not in method else {"eig_every": 3}
+        options = {"stats_every": 2, "fisher": "exact", **({} if method == "NoisyAdam" else often), **options}
+    likelihood = en.GaussianLikelihood()
+    return getattr(en, method)(model, num_data=64, likelihood=likelihood, lr=0.02, **options)
+
+
+def steps(opt, model, count=7, ranks=1, rank=0, rows=64):
+    x, y = (part.chunk(ranks)[rank] for part in table(rows))
+    for _ in range(count):
+        opt.zero_grad()
+        for _ in range(opt.blocks_per_step):
+            with opt.sampled_params():
+                opt.likelihood.nll(model(x), y).backward()
+        opt.step()
+
+
+def means(opt):
+    return {name: value.detach().clone() for name, value in opt.model.state_dict().items()}
+
+
+def same_noise(monkeypatch):
+    """All ranks draw what one process alone would draw."""
+    monkeypatch.setattr(
+        sampling.SamplingOptimizer, "_reseed", lambda self: self.generator.manual_seed(100 + self.steps) and None
+    )
+
+
+def _trained(method, options, count=7):
+    model = DistributedDataParallel(network())
+    opt = optimizer(model, method, **options)
+    steps(opt, model, count, dist.get_world_size(), dist.get_rank())
+    return means(opt), opt.likelihood.state_dict(), opt.elbo_terms().evidence_per_example if opt.noisy else None
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["weights", "eigenbasis"])
+@pytest.mark.parametrize("method", METHODS)
+def test_with_the_same_noise_ranks_step_as_one_process_does_with_all_their_data(monkeypatch, method, kept):
+    same_noise(monkeypatch)
+    options = {} if method in ("BayesByBackprop", "NoisyAdam") else {"eigenbasis": kept}
+    alone = optimizer(model := network(), method, **options)
+    steps(alone, model)
+    for count in (2, 4):
+        for found, likelihood, elbo in processes.run(count, _trained, method, options):
+            for name, value in means(alone).items():
+                torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(likelihood["b"], alone.likelihood.b, rtol=1e-9, atol=0.0)
+            if elbo is not None:
+                torch.testing.assert_close(elbo, alone.elbo_terms().evidence_per_example, rtol=1e-9, atol=0.0)
+
+
+def _noise_and_means(options):
+    model = DistributedDataParallel(network())
+    opt = optimizer(model, **options)
+    with opt.sampled_params():
+        drawn = {name: value.detach().clone() for name, value in opt.model.state_dict().items()}
+    steps(opt, model, 5, dist.get_world_size(), dist.get_rank())
+    return drawn, means(opt), opt.state_dict()["eigenoise"]["slots"]
+
+
+@pytest.mark.parametrize("options", [{}, {"samples": 2, "antithetic": True}, {"noise": "per-example"}], ids=str)
+def test_ranks_draw_noise_of_their_own_and_have_the_same_mean_bit_for_bit(options):
+    found = processes.run(3, _noise_and_means, options)
+    drawn, mean, kept = found[0]
+    for others in found[1:]:
+        if "noise" not in options:
+            assert not torch.allclose(others[0]["3.weight"], drawn["3.weight"])
+        for name, value in mean.items():
+            assert torch.equal(others[1][name], value)
+        for slot, tensors in kept.items():
+            for name, value in tensors.items():
+                assert torch.equal(others[2][slot][name], value), (slot, name)
+
+
+def _pull():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model, momentum=0.0)
+    x, y = (part.chunk(2)[dist.get_rank()] for part in table())
+    with opt.sampled_params():
+        own = [slot.sample.clone() for slot in opt.slots]
+        opt.likelihood.nll(model(x), y).backward()
+    opt._apply = lambda loss: None
+    opt.step()
+    return own, [each.clone() for each in opt.blocks.drawn]
+
+
+def test_the_prior_pulls_at_the_mean_of_all_samples():
+    (first, drawn), (second, also) = processes.run(2, _pull)
+    for a, b, mean, other in zip(first, second, drawn, also, strict=True):
+        torch.testing.assert_close(mean, (a + b) / 2)
+        assert torch.equal(mean, other)
+
+
+def test_work_is_divided_by_cost():
+    assert divided([1, 9, 5, 4], 2) == [1, 0, 1, 1] or divided([1, 9, 5, 4], 2) == [0, 0, 1, 1]
+    owners = divided([8, 7, 6, 5, 4], 3)
+    spent = [sum(c for c, o in zip([8, 7, 6, 5, 4], owners, strict=True) if o == r) for r in range(3)]
+    assert sorted(spent) == [8, 11, 11]
+    assert divided([], 2) == []
+
+
+def test_several_ranks_take_several_turns_at_once(monkeypatch):
+    monkeypatch.setattr(turns, "AT_ONCE", 1)
+    costs = [4, 4, 4, 4, 4, 4]
+    alone, three = (turns.turns(costs, 100, (10, 10), ranks) for ranks in (1, 3))
+    assert [len(layers) for layers in alone.values()] == [0, 1, 1, 1, 1, 1, 1]
+    assert [len(layers) for layers in three.values()] == [0, 3, 3]
+
+
+def _decompositions(failing):
+    done = []
+
+    def counted(matrix, real=linalg.eigh_psd):
+        done.append(matrix.shape[-1])
+        return None if failing == dist.get_rank() else real(matrix)
+
+    linalg.eigh_psd = counted
+    model = DistributedDataParallel(network())
+    opt = optimizer(model, eig_every=1)
+    if failing is None:
+        steps(opt, model, 1, 2, dist.get_rank())
+    else:
+        with pytest.warns(RuntimeWarning, match="eigendecomposition failed for"):
+            steps(opt, model, 1, 2, dist.get_rank())
+    return done, {slot.name: slot.fisher.factors.q_out for slot in opt.slots}
+
+
+def test_each_basis_is_found_by_one_rank_and_used_by_all():
+    (first, bases), (second, others) = processes.run(2, _decompositions, None)
+    assert sorted([*first, *second]) == sorted([19, 3, 28, 6, 7, 1])
+    assert first
+    assert second
+    for name, basis in bases.items():
+        assert torch.equal(basis, others[name])
+        torch.testing.assert_close(basis @ basis.mT, torch.eye(len(basis)))
+
+
+def test_a_basis_that_one_rank_cannot_find_stays_the_old_one_on_all():
+    (_, bases), (_, others) = processes.run(2, _decompositions, 1)
+    changed = [name for name, basis in bases.items() if not torch.equal(basis, torch.eye(len(basis)))]
+    assert changed
+    assert len(changed) < 3
+    assert all(torch.equal(basis, others[name]) for name, basis in bases.items())
+
+
+def _nan_on_one_rank():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    steps(opt, model, 2, 2, dist.get_rank())
+    before = means(opt)
+    x, y = (part.chunk(2)[dist.get_rank()] for part in table())
+    opt.zero_grad()
+    with opt.sampled_params():
+        opt.likelihood.nll(model(x * (float("nan") if dist.get_rank() else 1.0)), y).backward()
+    with pytest.raises(FloatingPointError, match="the mean weights are unchanged"):
+        opt.step()
+    assert all(torch.equal(value, before[name]) for name, value in means(opt).items())
+    steps(opt, model, 2, 2, dist.get_rank())
+    return means(opt)
+
+
+def test_a_bad_batch_on_one_rank_stops_the_step_on_all():
+    first, second = processes.run(2, _nan_on_one_rank)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def _calls_the_inner_model():
+    model = DistributedDataParallel(network())
+    with pytest.raises(RuntimeError, match="call the model that is wrapped in DistributedDataParallel"):
+        steps(optimizer(model), model.module, 1, 2, dist.get_rank())
+
+
+def _optimizer_of_the_inner_model():
+    model = DistributedDataParallel(network())
+    with pytest.raises(RuntimeError, match="give it the wrapped model"):
+        steps(optimizer(model.module), model, 1, 2, dist.get_rank())
+    opt = optimizer(alone := network())  # each rank may well have a model of its own
+    steps(opt, alone, 2)
+    assert not alone._forward_pre_hooks
+
+
+def test_the_wrapped_model_is_to_be_used_and_given():
+    processes.run(2, _calls_the_inner_model)
+    processes.run(2, _optimizer_of_the_inner_model)
+
+
+def _sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match=r"'0.weight', are divided between processes .*DistributedDataParallel"):
+        optimizer(model)
+
+
+def test_sharded_weights_are_refused_with_a_reason():
+    processes.run(2, _sharded)
+
+
+def _interrupted(stop, everyone_saves):
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    steps(opt, model, stop, 2, dist.get_rank())
+    kept = [opt.model.state_dict(), opt.state_dict()]
+    if not everyone_saves:
+        dist.broadcast_object_list(kept, 0)  # what rank 0 would have written to a file
+    torch.manual_seed(99)
+    model = DistributedDataParallel(network(5))
+    opt = optimizer(model)
+    model.module.load_state_dict(kept[0])
+    opt.load_state_dict(kept[1])
+    steps(opt, model, 7 - stop, 2, dist.get_rank())
+    return means(opt)
+
+
+@pytest.mark.parametrize("everyone_saves", [True, False])
+def test_one_ranks_state_is_enough_to_go_on_bit_for_bit(everyone_saves):
+    straight = processes.run(2, _interrupted, 0, True)
+    for found in processes.run(2, _interrupted, 3, everyone_saves):
+        assert all(torch.equal(value, straight[0][name]) for name, value in found.items())
+
+
+def _accumulated():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model, fisher="exact")
+    x, y = (part.chunk(2)[dist.get_rank()] for part in table())
+    for _ in range(4):
+        opt.zero_grad()
+        with opt.sampled_params():
+            with model.no_sync():
+                (opt.likelihood.nll(model(x[:16]), y[:16]) / 2).backward()
+            (opt.likelihood.nll(model(x[16:]), y[16:]) / 2).backward()
+        opt.step()
+    return means(opt)
+
+
+def test_micro_batches_on_several_ranks_are_one_batch(monkeypatch):
+    same_noise(monkeypatch)
+    alone = optimizer(model := network())
+    steps(alone, model, 4)
+    for found in processes.run(2, _accumulated):
+        for name, value in means(alone).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
+
+
+def _one_dies():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    steps(opt, model, 2, 2, dist.get_rank())
+    if dist.get_rank():
+        os._exit(9)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError):
+        steps(opt, model, 3, 2, dist.get_rank())
+    return time.monotonic() - began
+
+
+def _one_stalls():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    steps(opt, model, 2, 2, dist.get_rank())
+    if dist.get_rank():
+        time.sleep(8)
+        return None
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
+        steps(opt, model, 3, 2, dist.get_rank())
+    return time.monotonic() - began
+
+
+def test_a_rank_that_dies_or_stalls_is_an_error_on_the_others():
+    assert processes.run(2, _one_dies)[0] < 30
+    assert processes.run(2, _one_stalls, seconds=3.0)[0] < 7
+
+
+def _whole_predictive():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    steps(opt, model, 3, 2, dist.get_rank())
+    assert isinstance(opt.ranks, Ranks)
+    if dist.get_rank() == 0:  # alone: nothing waits for the other
+        return en.predict(opt.model, opt, table()[0], samples=4).mean, en.predict(
+            model, opt, table()[0], samples=4
+        ).mean
+    return None
+
+
+def test_one_rank_can_predict_alone():
+    (inner, outer), nothing = processes.run(2, _whole_predictive)
+    assert torch.equal(inner, outer)
+    assert nothing is None
