@@ -20,11 +20,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor
-from eigenoise.estimators.network import Choice
+from eigenoise.estimators.network import Candidate, Choice, steadily_best
 from eigenoise.estimators.rows import Rows, Scale, one_pass, parts
 
 SHORT = {"hidden_layer_sizes": 10, "max_epochs": 10, "lr": 0.03, "random_state": 0}
-FIXED = {**SHORT, "kl_weight": 0.3, "early_stopping": False}
+FIXED = {**SHORT, "kl_weight": 0.3, "prior_var": 1.0, "early_stopping": False}
 
 
 @parametrize_with_checks(
@@ -179,21 +179,26 @@ def test_what_is_given_is_not_chosen(diabetes):
     assert np.isnan(fixed.validation_log_likelihood_)
     given = BayesianMLPRegressor(**SHORT, kl_weight=0.5).fit(x, y)
     assert given.kl_weight_ == 0.5
+    assert given.prior_var_ in (0.1, 0.3, 1.0)
     assert given.n_iter_ <= 10
+    other = BayesianMLPRegressor(**SHORT, prior_var=0.7).fit(x, y)
+    assert other.prior_var_ == 0.7
+    assert other.kl_weight_ in (0.1, 0.3, 1.0)
     assert np.isfinite(given.validation_log_likelihood_)
 
 
-def test_a_smaller_weight_must_be_clearly_better():
+def test_the_next_pair_must_be_clearly_better():
     noise = torch.ones(1)
 
     def gains(each, weight):
         each = torch.tensor(each)
-        other = Choice(1.0, 5, noise, 0.0, torch.zeros_like(each), torch.tensor(weight))
-        return Choice(0.3, 5, noise, 0.0, each, torch.tensor(weight)).clearly_better_than(other)
+        other = Choice(Candidate((), 1.0, 1.0), 5, noise, 0.0, torch.zeros_like(each), torch.tensor(weight))
+        return Choice(Candidate((5,), 1.0, 0.1), 5, noise, 0.0, each, torch.tensor(weight)).clearly_better_than(other)
 
     unclear = [1.0] * 50 + [-0.9] * 50  # 0.05 in the mean, 0.095 its standard error
     assert not gains(unclear, [1.0] * 100)
-    assert gains([gain + 0.1 for gain in unclear], [1.0] * 100)
+    assert not gains([gain + 0.1 for gain in unclear], [1.0] * 100)
+    assert gains([gain + 0.2 for gain in unclear], [1.0] * 100)
     assert not gains([0.0] * 9, [1.0] * 9)
     assert gains([1.0, -0.8], [500.0, 500.0])  # a weight counts observations
     assert not gains([1.0, -0.8], [2.0, 2.0])
@@ -205,12 +210,32 @@ def test_a_smaller_weight_must_be_clearly_better():
 
 def test_the_search_ends_where_nothing_is_gained(diabetes, capsys):
     x, _, *_ = diabetes
-    noise = np.random.default_rng(0).normal(size=300)  # nothing to learn: no λ is clearly better than 1
+    noise = np.random.default_rng(0).normal(size=300)  # nothing to learn: no network is better than a linear model
     one = BayesianMLPRegressor(**SHORT, verbose=True).fit(x, noise)
-    assert one.kl_weight_ == 1.0
+    assert (one.hidden_layer_sizes_, one.kl_weight_, one.prior_var_) == ((), 1.0, 1.0)
+    assert list(one.posterior_.mean) == ["0.weight", "0.bias"]
     said = capsys.readouterr().err
-    assert "λ = 0.3: done" in said
-    assert "λ = 0.1" not in said
+    assert "linear, λ = 1, η = 1: done" in said
+    assert "\nλ = 1, η = 0.1: done" in said
+    assert "λ = 0.3" not in said
+
+
+def test_a_network_is_used_where_a_line_will_not_do():
+    x = np.random.default_rng(0).normal(size=(200, 2))
+    y = np.abs(x[:, 0]) + 0.01 * x[:, 1]
+    one = BayesianMLPRegressor(max_epochs=30, lr=0.03, members=1, random_state=0).fit(x, y)
+    assert one.hidden_layer_sizes_ == (50,)
+    assert one.score(x, y) > 0.9
+
+
+def test_no_lucky_look_decides():
+    def look(epoch, value):
+        return Choice(Candidate((), 1.0, 1.0), epoch, torch.ones(1), value)
+
+    values = [0.0, 9.0, 0.0, 5.0, 5.0, 5.0, 4.0]
+    assert steadily_best([look(i, value) for i, value in enumerate(values)]).epochs == 4
+    assert steadily_best([look(0, float("nan")), look(1, -3.0), look(2, -3.0)]).epochs == 2
+    assert steadily_best([look(0, float("nan"))]).epochs == 0
 
 
 def test_without_early_stopping_all_passes_are_made(diabetes):

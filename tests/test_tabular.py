@@ -22,7 +22,7 @@ from eigenoise.tabular.learning import Learned, learn
 from eigenoise.tabular.reading import read_table, write_table
 from eigenoise.tabular.schema import MISSING, Schema
 
-SHORT = {"hidden_layer_sizes": (8,), "max_epochs": 5, "kl_weight": 0.3, "early_stopping": False}
+SHORT = {"hidden_layer_sizes": (8,), "max_epochs": 5, "kl_weight": 0.3, "prior_var": 1.0, "early_stopping": False}
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_a_model_in_a_file_predicts_the_same(learned, houses, tmp_path):
 def test_a_file_that_asks_for_huge_networks_is_refused_before_they_are_made(learned, tmp_path):
     keeping.save(learned.estimator, tmp_path / "m")
     for change, message in (
-        (lambda own: own["plan"].update(hidden=[10**7, 10**7]), "networks with weights"),
+        (lambda own: own["choice"]["candidate"].update(hidden=[10**7, 10**7]), "networks with weights"),
         (lambda own: own["x_scale"].update(std=[0.0] * len(own["x_scale"]["std"])), "not above zero"),
         (lambda own: own["arguments"].update(samples=-1), "samples must be"),
         (lambda own: own.update(kind="MLPRegressor"), "kind must be one of"),
@@ -294,7 +294,7 @@ def test_a_model_of_another_version_is_refused(learned, tmp_path, monkeypatch):
     monkeypatch.setattr(keeping, "FORMAT", 99)
     learned.save(tmp_path / "m")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="its format is 99, this version reads 1"):
+    with pytest.raises(ValueError, match="its format is 99, this version reads 2"):
         Learned.load(tmp_path / "m")
 
 

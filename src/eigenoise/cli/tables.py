@@ -42,7 +42,7 @@ def fit(
     task: Annotated[str | None, typer.Option(help="regression or classification; else seen from the target.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column not to learn from; more than once for more.")] = None,
     method: Annotated[str, typer.Option(help="noisy-ekfac, noisy-kfac, noisy-adam or bbb.")] = "noisy-ekfac",
-    members: Annotated[int, typer.Option(min=1, help="Networks of an ensemble.")] = 1,
+    members: Annotated[int, typer.Option(min=1, help="Networks of an ensemble.")] = 5,
     hidden: Annotated[str, typer.Option(help="Units of the hidden layers, such as 50 or 100,50.")] = "50",
     held_out: Annotated[float, typer.Option(help="The part of the rows to test on.")] = 0.2,
     seed: Annotated[int, typer.Option(min=0, help="Of which rows, and of the fit.")] = 0,

@@ -12,11 +12,11 @@ import torch
 
 from eigenoise import checks
 from eigenoise.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
-from eigenoise.estimators.network import Choice, Plan
+from eigenoise.estimators.network import Candidate, Choice, Plan
 from eigenoise.estimators.rows import Scale
 from eigenoise.posterior import Posterior
 
-FORMAT = 1
+FORMAT = 2
 CLASSES = {each.__name__: each for each in (BayesianMLPRegressor, BayesianMLPClassifier)}
 
 Estimator = BayesianMLPRegressor | BayesianMLPClassifier
@@ -33,7 +33,7 @@ def save(estimator: Estimator, path: str | os.PathLike, notes: Any = None) -> No
     arguments = {name: _plain(value) for name, value in estimator.get_params().items()}
     if not isinstance(arguments["random_state"], (int, type(None))):
         arguments["random_state"] = None  # a generator that lived in the past
-    arguments["hidden_layer_sizes"] = list(estimator.plan_.hidden)
+    arguments["hidden_layer_sizes"] = list(estimator.check_arguments())
     names = getattr(estimator, "feature_names_in_", None)
     choice = estimator.choice_
     own: dict[str, Any] = {
@@ -42,7 +42,11 @@ def save(estimator: Estimator, path: str | os.PathLike, notes: Any = None) -> No
         "arguments": arguments,
         "plan": dataclasses.asdict(estimator.plan_),
         "x_scale": _scale_to_json(estimator.x_scale_),
-        "choice": {"kl_weight": choice.kl_weight, "epochs": choice.epochs, "noise": choice.noise.tolist()},
+        "choice": {
+            "candidate": dataclasses.asdict(choice.candidate),
+            "epochs": choice.epochs,
+            "noise": choice.noise.tolist(),
+        },
         "spectra": estimator.spectra_,
         "columns": None if names is None else [str(name) for name in names],
         "held_out": None if np.isnan(choice.log_likelihood) else choice.log_likelihood,
@@ -70,17 +74,19 @@ def load(path: str | os.PathLike) -> tuple[Estimator, Any]:
         if own["format"] != FORMAT:
             raise ValueError(f"its format is {own['format']!r}, this version reads {FORMAT}")
         estimator = CLASSES[checks.choice("kind", own["kind"], CLASSES)](**own["arguments"])
-        plan = Plan(**{**own["plan"], "hidden": tuple(own["plan"]["hidden"])})
+        plan = Plan(**own["plan"])
         x_scale = _scale_from_json(own["x_scale"])
         noise = torch.tensor(own["choice"]["noise"], dtype=torch.float64)
         held_out = float("nan") if own["held_out"] is None else own["held_out"]
-        choice = Choice(own["choice"]["kl_weight"], own["choice"]["epochs"], noise, held_out)
+        candidate = own["choice"]["candidate"]
+        candidate = Candidate(**{**candidate, "hidden": tuple(candidate["hidden"])})
+        choice = Choice(candidate, own["choice"]["epochs"], noise, held_out)
         if posterior.likelihood is None or posterior.likelihood.stack is None:
             raise ValueError("it says nothing of its outputs")
         inputs, members = len(x_scale.mean), posterior.likelihood.stack
         estimator.check_arguments()
-        _check_sizes(plan, inputs, members, posterior)
-        model = plan.model(inputs, members)
+        _check_sizes([inputs, *candidate.hidden, plan.outputs], members, posterior)
+        model = plan.model(inputs, candidate.hidden, members)
         posterior.load_into(model)
         estimator.take_over(plan, x_scale, choice, model, posterior, members)
         estimator.n_features_in_, estimator.spectra_ = inputs, own["spectra"]
@@ -115,9 +121,8 @@ def _scale_from_json(content: dict[str, list[float]]) -> Scale:
     return Scale(mean, std)
 
 
-def _check_sizes(plan: Plan, inputs: int, members: int, posterior: Posterior) -> None:
+def _check_sizes(sizes: list[int], members: int, posterior: Posterior) -> None:
     """Before memory is taken for networks: they must be those whose weights are in the file."""
-    sizes = [inputs, *plan.hidden, plan.outputs]
     wanted = [(members, p, n) for n, p in itertools.pairwise(sizes)]
     found = [entry.params[0][1] for entry in posterior.entries.values()]
     if wanted != found:

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from eigenoise import checks
 from eigenoise.estimators.network import (
     ACTIVATIONS,
-    LAMBDAS,
+    AS_THEY_ARE,
     Choice,
     Plan,
     Stack,
+    candidates,
     choose,
     default_batch,
     default_epochs,
@@ -54,14 +55,14 @@ class _BayesianMLP(BaseEstimator):
         activation: str = "relu",
         method: str = "noisy-ekfac",
         kl_weight: float | None = None,
-        prior_var: float = 1.0,
+        prior_var: float | None = None,
         lr: float = 0.01,
         batch_size: int | None = None,
         max_epochs: int | None = None,
         early_stopping: bool = True,
         validation_fraction: float = 0.2,
         patience: int = 6,
-        members: int = 1,
+        members: int = 5,
         samples: int = 100,
         warm_start: bool = False,
         random_state: Any = None,
@@ -98,10 +99,10 @@ class _BayesianMLP(BaseEstimator):
         )
         checks.choice("activation", self.activation, ACTIVATIONS)
         checks.choice("method", self.method, METHODS)
-        if self.kl_weight is not None:
-            checks.number("kl_weight", self.kl_weight, open_low=True)
-        for name in ("prior_var", "lr"):
-            checks.number(name, getattr(self, name), open_low=True)
+        checks.number("lr", self.lr, open_low=True)
+        for name in ("kl_weight", "prior_var"):
+            if getattr(self, name) is not None:
+                checks.number(name, getattr(self, name), open_low=True)
         for name in ("batch_size", "max_epochs"):
             if getattr(self, name) is not None:
                 checks.integer(name, getattr(self, name))
@@ -112,23 +113,25 @@ class _BayesianMLP(BaseEstimator):
 
     def _fit(self, rows: Rows, outputs: int) -> None:
         """Choose on held-out rows what is to be chosen, then train ``members`` networks on all rows."""
+        hidden = self.check_arguments()
         plan = Plan(
-            self.check_arguments(),
             self.activation,
             self.method,
             outputs,
             self._classes,
-            prior_var=float(self.prior_var),
             lr=float(self.lr),
             batch_size=int(self.batch_size or default_batch(rows)),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
         goes_on = self._goes_on()
+        if goes_on and self.hidden_layer_sizes_ not in ((), hidden):
+            raise ValueError(AS_THEY_ARE)
         scale = self.x_scale_ if goes_on else Scale.of(rows.x, rows.weight)
         rows = dataclasses.replace(rows, x=scale.standardise(rows.x))
         with shown(self.verbose) as progress:
-            choice = self.choice_ if goes_on else self._choose(plan, rows, progress)
-            stack = Stack(plan, rows, torch.arange(len(rows)).expand(int(self.members), -1), choice.kl_weight)
+            choice = self.choice_ if goes_on else self._choose(plan, hidden, rows, progress)
+            index = torch.arange(len(rows)).expand(int(self.members), -1)
+            stack = Stack(plan, rows, index, choice.candidate)
             if goes_on:
                 stack.start_from(self.posterior_.mean)
             for epoch in stack.passes(choice.epochs):
@@ -142,23 +145,26 @@ class _BayesianMLP(BaseEstimator):
     ) -> None:
         """Be fitted with these: what ``fit`` and a file have in common."""
         self.plan_, self.x_scale_, self.choice_, self.model_, self.posterior_ = plan, scale, choice, model, posterior
-        self.kl_weight_, self.n_iter_, self.members_ = choice.kl_weight, choice.epochs, members
+        self.hidden_layer_sizes_ = choice.candidate.hidden
+        self.kl_weight_, self.prior_var_ = choice.candidate.kl_weight, choice.candidate.prior_var
+        self.n_iter_, self.members_ = choice.epochs, members
         self.validation_log_likelihood_ = choice.log_likelihood
 
     def _goes_on(self) -> bool:
         """Whether there is an earlier fit to go on from."""
         return bool(self.warm_start and hasattr(self, "posterior_"))
 
-    def _choose(self, plan: Plan, rows: Rows, progress: Any) -> Choice:
-        """λ, the number of passes and the noise's factor, from held-out rows where any of them is open."""
+    def _choose(self, plan: Plan, hidden: tuple[int, ...], rows: Rows, progress: Any) -> Choice:
+        """λ, η, the number of passes and the noise's factor, from held-out rows where any of them is open."""
         most = self.max_epochs or default_epochs(rows, plan.batch_size)
-        if len(rows) < 5 or not (self.kl_weight is None or self.early_stopping):
-            return Choice(float(self.kl_weight or LAMBDAS[0]), int(most), torch.ones(plan.outputs, dtype=torch.float64))
+        tried = candidates(hidden, self.kl_weight, self.prior_var)
+        if len(rows) < 5 or not (len(tried) > 1 or self.early_stopping):
+            return Choice(tried[0], int(most), torch.ones(plan.outputs, dtype=torch.float64))
         fraction = float(self.validation_fraction)
         return choose(
             plan,
             rows,
-            kl_weights=LAMBDAS if self.kl_weight is None else (float(self.kl_weight),),
+            tried=tried,
             max_epochs=int(most),
             patience=int(self.patience) if self.early_stopping else None,
             fraction=fraction,
@@ -179,23 +185,26 @@ class _BayesianMLP(BaseEstimator):
 class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
     """Regression by a Bayesian network: a mean, and how far off it may be.
 
-    Inputs and targets are standardised inside. Rows are held out to choose λ, when to stop, and a factor on the noise;
-    then networks are trained on all rows.
+    Inputs and targets are standardised inside. Rows are held out to choose λ and η, when to stop, and a factor on the
+    noise; then networks are trained on all rows. Where a network does not make held-out rows clearly more likely than a
+    linear model does, the linear one is used, unless λ or η is given.
 
     Args:
         hidden_layer_sizes: units of the hidden layers.
         activation: ``"relu"``, ``"tanh"``, ``"logistic"``, ``"silu"`` or ``"gelu"``.
         method: ``"noisy-ekfac"``, ``"noisy-kfac"``, ``"noisy-adam"`` or ``"bbb"``.
-        kl_weight: λ, the weight of the KL term: 1 is Bayes, less is a colder posterior. By default 1, or 0.3 or 0.1 if
-            that makes held-out rows more likely by more than a standard error.
-        prior_var: η, variance of the prior.
+        kl_weight: λ, the weight of the KL term: 1 is Bayes, less is a colder posterior.
+        prior_var: η, variance of the prior. By default a linear model comes first, then networks with λ and η of 1 and
+            0.1, 0.3 and 0.3, 0.1 and 1: the next is taken if it makes held-out rows more likely by more than two
+            standard errors. If one of them is given, only the other is chosen, and there is no linear model.
         lr: step size.
         batch_size: rows of a step; by default a thirtieth of them, from 10 to 100.
         max_epochs: passes over the rows at most; by default about 6,000 steps, from 20 to 200 passes.
         early_stopping: whether held-out rows decide how many passes there are.
         validation_fraction: of the rows that is held out. In tables of up to 2,000 rows each row is held out once.
         patience: a training ends when held-out rows did not gain in so many looks, of about 40.
-        members: networks of an ensemble, trained at once; each has a posterior of its own.
+        members: networks of an ensemble, trained at once, which costs little more than one; each has a posterior of its
+            own.
         samples: weight samples of a prediction, all members together.
         warm_start: let ``fit`` go on from the weights, and with the choices, of the fit before.
         random_state: seed of divisions, initial weights, order and noise.
@@ -204,7 +213,9 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
     Attributes:
         posterior_: the ``Posterior`` of all members.
         model_: their networks, as one stack.
+        hidden_layer_sizes_: as used; empty for a linear model.
         kl_weight_: λ as used.
+        prior_var_: η as used.
         n_iter_: passes over all rows.
         validation_log_likelihood_: of a held-out row in standardised units, NaN without held-out rows.
         noise_scale_: factor on the noise's standard deviation for each target.

@@ -20,37 +20,38 @@ from eigenoise.presets import METHODS
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = MappingProxyType(
     {"relu": nn.ReLU, "tanh": nn.Tanh, "logistic": nn.Sigmoid, "silu": nn.SiLU, "gelu": nn.GELU}
 )
-LAMBDAS = (1.0, 0.3, 0.1)
+PAIRS = ((1.0, 0.1), (0.3, 0.3), (0.1, 1.0))  # λ and η: from tables that say little to those that say much
 FACTORS = tuple(2 ** (i / 4) for i in range(-8, 9))  # on the noise's standard deviation
 STEPS = 6_000  # of a whole training, if the number of passes is not given
 CHECKS = 40  # how often held-out rows are looked at in it
 TRIAL_SAMPLES = 16  # of weights, when they are
+
+AS_THEY_ARE = (
+    "warm_start goes on with networks as they are: hidden_layer_sizes, members and the columns of X and y must be "
+    "those of the fit before"
+)
 
 Progress = Callable[[str, float], None]  # what is being done, and which part of it is done
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a training but λ and its length.
+    """All of a training but what held-out rows may decide.
 
     Attributes:
-        hidden: sizes of the hidden layers.
         activation: one of ``ACTIVATIONS``.
         method: one of ``METHODS``.
         outputs: of the network.
         classes: whether they are logits of classes.
-        prior_var: η.
         lr: step size.
         batch_size: rows of a step.
         seed: of initial weights, noise, order and divisions.
     """
 
-    hidden: tuple[int, ...]
     activation: str
     method: str
     outputs: int
     classes: bool
-    prior_var: float
     lr: float
     batch_size: int
     seed: int
@@ -59,12 +60,39 @@ class Plan:
         """Of ``stack`` networks."""
         return CategoricalLikelihood(stack=stack) if self.classes else GaussianLikelihood(stack=stack)
 
-    def model(self, inputs: int, stack: int) -> nn.Module:
+    def model(self, inputs: int, hidden: tuple[int, ...], stack: int) -> nn.Module:
         """``stack`` networks with their initial weights, in float64."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             activation = ACTIVATIONS[self.activation]
-            return models.MLP(inputs, self.hidden, self.outputs, stack=stack, activation=activation).double()
+            return models.MLP(inputs, hidden, self.outputs, stack=stack, activation=activation).double()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What may be tried on held-out rows.
+
+    Attributes:
+        hidden: sizes of the hidden layers.
+        kl_weight: λ.
+        prior_var: η.
+    """
+
+    hidden: tuple[int, ...]
+    kl_weight: float
+    prior_var: float
+
+    def __str__(self) -> str:
+        """In a few words."""
+        return f"{'' if self.hidden else 'linear, '}λ = {self.kl_weight:g}, η = {self.prior_var:g}"
+
+
+def candidates(hidden: tuple[int, ...], kl_weight: float | None, prior_var: float | None) -> list[Candidate]:
+    """What is to be tried, the simplest first: if λ and η are both open, a linear model comes before networks."""
+    linear = [Candidate((), 1.0, 1.0)] if kl_weight is None and prior_var is None else []
+    return linear + list(
+        dict.fromkeys(Candidate(hidden, float(kl_weight or a), float(prior_var or b)) for a, b in PAIRS)
+    )
 
 
 @dataclass(frozen=True)
@@ -72,7 +100,7 @@ class Choice:
     """What held-out rows decide.
 
     Attributes:
-        kl_weight: λ.
+        candidate: the best of those tried.
         epochs: passes over the rows.
         noise: factor on the noise's standard deviation for each target ``(d,)``; of no meaning for classes.
         log_likelihood: of a held-out row, or NaN if there was none.
@@ -80,7 +108,7 @@ class Choice:
         weight: of those rows: how many observations each is.
     """
 
-    kl_weight: float
+    candidate: Candidate
     epochs: int
     noise: Tensor
     log_likelihood: float = float("nan")
@@ -88,13 +116,13 @@ class Choice:
     weight: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
 
     def clearly_better_than(self, other: Choice) -> bool:
-        """By more than a standard error of the difference, row by row; one row alone says nothing."""
+        """By more than two standard errors of the difference, row by row; one row alone says nothing."""
         gain, total = (self.each - other.each).flatten(), self.weight.sum()
         mean = (self.weight.flatten() * gain).sum() / total
         if len(gain) < 2 or not torch.isfinite(mean):
             return bool(mean == torch.inf)
         variance = (self.weight.flatten() * (gain - mean).square()).sum() / (total - 1).clamp_min(1e-9)
-        return bool(mean > (variance / total).sqrt())
+        return bool(mean > 2 * (variance / total).sqrt())
 
 
 class Stack:
@@ -104,14 +132,14 @@ class Stack:
         plan: how.
         rows: the table.
         index: the rows ``(s, m)`` of each network.
-        kl_weight: λ.
+        candidate: which of those that may be tried.
     """
 
-    def __init__(self, plan: Plan, rows: Rows, index: Tensor, kl_weight: float):
+    def __init__(self, plan: Plan, rows: Rows, index: Tensor, candidate: Candidate):
         self.plan, self.rows, self.index = plan, rows, index
         self.weight = rows.weight[index]
         self.generator = torch.Generator().manual_seed(plan.seed)
-        self.model = plan.model(rows.x.shape[1], len(index))
+        self.model = plan.model(rows.x.shape[1], candidate.hidden, len(index))
         options: dict[str, Any] = {"samples": 2, "antithetic": True, "parallel": True, "lr": plan.lr}
         if plan.method != "bbb":
             options |= {"fisher": "sampled" if plan.classes else "exact"}
@@ -119,8 +147,8 @@ class Stack:
             self.model,
             num_data=max(1, round(float(self.weight.sum(-1).mean()))),
             likelihood=plan.likelihood(len(index)),
-            kl_weight=kl_weight,
-            prior_var=plan.prior_var,
+            kl_weight=candidate.kl_weight,
+            prior_var=candidate.prior_var,
             generator=torch.Generator().manual_seed(plan.seed),
             **options,
         )
@@ -134,10 +162,7 @@ class Stack:
         own = dict(self.model.named_parameters())
         for name, value in mean.items():
             if name not in own or own[name].shape != value.shape:
-                raise ValueError(
-                    "warm_start goes on with networks as they are: hidden_layer_sizes, members and the columns of X "
-                    "and y must be those of the fit before"
-                )
+                raise ValueError(AS_THEY_ARE)
         with torch.no_grad():
             for name, value in mean.items():
                 own[name].copy_(value)
@@ -167,19 +192,19 @@ def choose(
     plan: Plan,
     rows: Rows,
     *,
-    kl_weights: Sequence[float],
+    tried: Sequence[Candidate],
     max_epochs: int,
     patience: int | None,
     fraction: float,
     divisions: int,
     progress: Progress = lambda what, part: None,
 ) -> Choice:
-    """Train on parts of the rows with one λ after the other, while each makes the held-out rest clearly more likely.
+    """Train one candidate after the other on parts of the rows, while each makes held-out rows clearly more likely.
 
     Args:
         plan: how.
         rows: the table, standardised; at least two rows.
-        kl_weights: λ to be tried, the most wanted first.
+        tried: the most wanted first.
         max_epochs: passes at most.
         patience: so many looks at held-out rows without gain end a training; None for one look, at its end.
         fraction: of the rows that is held out.
@@ -189,34 +214,39 @@ def choose(
     train_index, held = parts(rows, divisions, fraction, torch.Generator().manual_seed(plan.seed))
     every = max_epochs if patience is None else max(1, max_epochs // CHECKS)
     best: Choice | None = None
-    for kl_weight in kl_weights:
-        stack = Stack(plan, rows, train_index, kl_weight)
-        own: Choice | None = None
+    for candidate in tried:
+        stack = Stack(plan, rows, train_index, candidate)
+        looks: list[Choice] = []
         for epoch in stack.passes(max_epochs):
-            progress(f"λ = {kl_weight:g}", epoch / max_epochs)
+            progress(str(candidate), epoch / max_epochs)
             if epoch % every and epoch < max_epochs:
                 continue
-            found = _look(stack, held, kl_weight, epoch)
-            if own is None or not own.log_likelihood >= found.log_likelihood:  # nor if it was NaN
-                own = found
-            elif patience is not None and epoch - own.epochs >= patience * every:
+            looks.append(_look(stack, held, candidate, epoch))
+            if patience is not None and epoch - steadily_best(looks).epochs >= patience * every:
                 break
-        assert own is not None
+        own = steadily_best(looks)
         if best is not None and not own.clearly_better_than(best):
-            break  # and still smaller ones would hardly be
+            break  # and those after it would hardly be
         best = own
     assert best is not None
     return best
 
 
-def _look(stack: Stack, held: Tensor, kl_weight: float, epoch: int) -> Choice:
+def steadily_best(looks: Sequence[Choice]) -> Choice:
+    """The look whose log-likelihood, averaged with those before and after it, is highest: no lucky one decides."""
+    found = torch.tensor([each.log_likelihood for each in looks], dtype=torch.float64).nan_to_num(nan=-torch.inf)
+    means = torch.stack([found[max(0, i - 1) : i + 2].mean() for i in range(len(looks))])
+    return looks[int(means.argmax())]
+
+
+def _look(stack: Stack, held: Tensor, candidate: Candidate, epoch: int) -> Choice:
     """How likely held-out rows ``(s, v)`` are now, with the best factors on the noise."""
     y, weight = stack.rows.y[held], stack.rows.weight[held]
     share = weight / weight.sum()
     predictive = stack.predictive(held)
     if isinstance(predictive, CategoricalMixture):
         each = predictive.log_prob(y)
-        return Choice(kl_weight, epoch, torch.ones(1, dtype=torch.float64), float((each * share).sum()), each, weight)
+        return Choice(candidate, epoch, torch.ones(1, dtype=torch.float64), float((each * share).sum()), each, weight)
     assert isinstance(predictive, GaussianMixture)
     each, factors = torch.zeros_like(weight), []
     for j in range(y.shape[-1]):  # targets one by one, as if independent
@@ -226,7 +256,7 @@ def _look(stack: Stack, held: Tensor, kl_weight: float, epoch: int) -> Choice:
         factors.append(max(totals, key=totals.__getitem__))
         each = each + tried[factors[-1]]
     score = float((each * share).sum())
-    return Choice(kl_weight, epoch, torch.tensor(factors, dtype=torch.float64), score, each, weight)
+    return Choice(candidate, epoch, torch.tensor(factors, dtype=torch.float64), score, each, weight)
 
 
 def default_epochs(rows: Rows, batch_size: int) -> int:
