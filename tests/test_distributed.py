@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import eigenoise as en
 import processes
 from eigenoise import linalg, sampling, turns
-from eigenoise.distributed import Ranks, divided
+from eigenoise.distributed import Ranks, divided, started_together
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked"),
@@ -326,3 +330,62 @@ def test_one_rank_can_predict_alone():
     (inner, outer), nothing = processes.run(2, _whole_predictive)
     assert torch.equal(inner, outer)
     assert nothing is None
+
+
+def test_the_example_runs_under_torchrun():
+    example = Path(__file__).parent.parent / "examples" / "data_parallel.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--steps", "40"], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 processes, "), done.stdout
+    assert float(done.stdout.split()[-2].rstrip("%")) > 70
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with started_together("cpu", 5.0) as ranks:
+        assert ranks is None
+
+
+def _in_a_group(work):
+    """Call ``work`` as torchrun would have it called, in a group of its own."""
+    os.environ |= {"WORLD_SIZE": str(dist.get_world_size()), "RANK": str(dist.get_rank())}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
+    port = [0]
+    if dist.get_rank() == 0:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = [found.getsockname()[1]]
+    dist.broadcast_object_list(port, 0)
+    os.environ["MASTER_PORT"] = str(port[0])
+    dist.destroy_process_group()
+    return work()
+
+
+def _lost_in_a_group():
+    def work():
+        with started_together("cpu", 3.0) as ranks:
+            if ranks.rank:
+                os._exit(9)
+            ranks.any(False)
+
+    with pytest.raises(ConnectionError, match=r"another process is gone or did not answer for 3 s \(.+\)"):
+        _in_a_group(work)
+    return "told"
+
+
+def _other_errors_in_a_group():
+    def work():
+        with started_together("cpu", 30.0) as ranks:
+            assert ranks.any(ranks.rank == 1)
+            assert not ranks.any(False)
+            raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        _in_a_group(work)
+
+
+def test_processes_that_torchrun_started_find_each_other_and_say_when_one_is_lost():
+    assert processes.run(2, _lost_in_a_group) == ["told", None]
+    processes.run(2, _other_errors_in_a_group)

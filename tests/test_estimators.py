@@ -20,7 +20,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor
-from eigenoise.estimators.network import Candidate, Choice, steadily_best
+from eigenoise.estimators.calibration import Calibration
+from eigenoise.estimators.network import Candidate, Choice, steadily_best, untouched
 from eigenoise.estimators.rows import Rows, Scale, one_pass, parts
 
 SHORT = {"hidden_layer_sizes": 10, "max_epochs": 10, "lr": 0.03, "random_state": 0}
@@ -188,12 +189,12 @@ def test_what_is_given_is_not_chosen(diabetes):
 
 
 def test_the_next_pair_must_be_clearly_better():
-    noise = torch.ones(1)
-
     def gains(each, weight):
         each = torch.tensor(each)
-        other = Choice(Candidate((), 1.0, 1.0), 5, noise, 0.0, torch.zeros_like(each), torch.tensor(weight))
-        return Choice(Candidate((5,), 1.0, 0.1), 5, noise, 0.0, each, torch.tensor(weight)).clearly_better_than(other)
+        other = Choice(Candidate((), 1.0, 1.0), 5, *untouched(1), 0.0, torch.zeros_like(each), torch.tensor(weight))
+        return Choice(Candidate((5,), 1.0, 0.1), 5, *untouched(1), 0.0, each, torch.tensor(weight)).clearly_better_than(
+            other
+        )
 
     unclear = [1.0] * 50 + [-0.9] * 50  # 0.05 in the mean, 0.095 its standard error
     assert not gains(unclear, [1.0] * 100)
@@ -228,9 +229,41 @@ def test_a_network_is_used_where_a_line_will_not_do():
     assert one.score(x, y) > 0.9
 
 
+def test_intervals_are_as_wide_as_held_out_rows_ask_for():
+    random = torch.Generator().manual_seed(0)
+    truth = torch.randn(4000, generator=random, dtype=torch.float64)
+    below = torch.special.ndtr(truth / 2)  # a distribution that claims twice the spread
+    half = Calibration.of([below, torch.special.ndtr(truth)], torch.ones(4000, dtype=torch.float64))
+    for q in (0.05, 0.25, 0.5, 0.75, 0.95):
+        wanted = torch.special.ndtr(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) / 2)
+        assert half.quantile(q, 0) == pytest.approx(float(wanted), abs=0.02)
+        assert half.quantile(q, 1) == pytest.approx(q, abs=0.02)
+        assert Calibration.none(1).quantile(q, 0) == pytest.approx(q)
+    assert half.quantile(1e-12, 0) > 0
+    few = Calibration.of([torch.tensor([0.5, 0.9])], torch.tensor([3.0, 1.0], dtype=torch.float64))
+    many = Calibration.of([torch.tensor([0.5, 0.5, 0.5, 0.9])], torch.ones(4, dtype=torch.float64))
+    assert few.quantile(0.99, 0) == pytest.approx(many.quantile(0.99, 0))  # a weight counts observations
+    assert bool((half.levels.diff() >= 0).all())
+
+
+def test_heavy_tails_do_not_widen_every_interval():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(600, 2))
+    y = x[:, 0] + random.standard_t(2, size=600)
+    one = BayesianMLPRegressor(max_epochs=10, random_state=0).fit(x[:400], y[:400])
+    low, high = one.predict_interval(x[400:], 0.5)
+    inside = np.mean((low <= y[400:]) & (y[400:] <= high))
+    wide = one.predictive(x[400:]).interval(0.5)
+    too_many = np.mean((wide[0].numpy()[:, 0] <= y[400:]) & (y[400:] <= wide[1].numpy()[:, 0]))
+    assert abs(inside - 0.5) < 0.1 < too_many - 0.5
+    quantiles = one.predict_quantiles(x[400:], (0.25, 0.5, 0.75))
+    np.testing.assert_allclose(quantiles[:, 0], low)
+    np.testing.assert_allclose(quantiles[:, 2], high)
+
+
 def test_no_lucky_look_decides():
     def look(epoch, value):
-        return Choice(Candidate((), 1.0, 1.0), epoch, torch.ones(1), value)
+        return Choice(Candidate((), 1.0, 1.0), epoch, *untouched(1), value)
 
     values = [0.0, 9.0, 0.0, 5.0, 5.0, 5.0, 4.0]
     assert steadily_best([look(i, value) for i, value in enumerate(values)]).epochs == 4
@@ -383,7 +416,7 @@ def test_bad_calls(fitted, diabetes):
     for wrong in (0.0, 1.0, 1.5):
         with pytest.raises(ValueError, match="coverage"):
             fitted.predict_interval(x, coverage=wrong)
-    with pytest.raises(ValueError, match="q must be"):
+    with pytest.raises(ValueError, match="quantiles must be"):
         fitted.predict_quantiles(x, (1.0,))
     with pytest.raises(ValueError, match="n_samples"):
         fitted.sample_y(x, 0)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from typer.testing import CliRunner
 
 import eigenoise as en
+import processes
 from eigenoise import runs
 from eigenoise.checkpoints import read
 from eigenoise.cli import app
 from eigenoise.data import Images, images
+from eigenoise.distributed import Ranks
 from eigenoise.norms import settle_batch_norm
 from eigenoise.vision import show, study
 from eigenoise.vision.point import PointSGD
@@ -533,3 +537,36 @@ def test_the_command_says_what_is_wrong(cache, tmp_path, monkeypatch, more, mess
     assert found.exit_code == 2
     assert message in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def _in_two_processes(cache, out, stop, resume=False):
+    def on_step(training):
+        if len(training.curve) == stop and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    ranks = Ranks(dist.group.WORLD)
+    try:
+        return run_cifar10(run(setting=BOTH, steps=5), out, cache, resume=resume, ranks=ranks, on_step=on_step)
+    except KeyboardInterrupt:
+        return "stopped"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork beside threads: here there is none that matters
+def test_several_processes_stop_together_and_go_on_bit_for_bit(cache, tmp_path, hears):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    whole.mkdir()
+    halves.mkdir()
+    wanted, nothing = processes.run(2, _in_two_processes, cache, whole, None)
+    assert nothing is None
+    assert wanted["processes"] == 2
+    assert processes.run(2, _in_two_processes, cache, halves, 2) == ["stopped", "stopped"]
+    assert len(read(halves / ".noisy-ekfac-D+B-0.checkpoint")["state"]["curve"]) == 2
+    with pytest.raises(ValueError, match="stopped run of other settings"):  # one process alone would go another way
+        run_cifar10(run(setting=BOTH, steps=5), halves, cache, resume=True)
+    found, _ = processes.run(2, _in_two_processes, cache, halves, None, True)
+    assert found["digest"] == wanted["digest"]
+    assert found["scores"] == wanted["scores"]
+    assert [path.name for path in halves.iterdir()] == ["noisy-ekfac-D+B-0.json"]
+    alone = run_cifar10(run(setting=BOTH, steps=5), tmp_path, cache)
+    assert wanted["epochs"] == 2 * alone["epochs"]
+    assert found["digest"] != alone["digest"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import atomic
+from eigenoise.distributed import Ranks
 from eigenoise.runs import stops
 
 MAGIC = b"eigenoise checkpoint 1\n"
@@ -33,12 +34,16 @@ class Checkpoints:
         marks: what run it is of; files with others are refused.
         seconds: between saves.
         steps: between saves.
+        ranks: the processes of a run that is one of several: they stop together, and the first one saves for all.
 
     Attributes:
         spent: the seconds that the run took so far, in all its sittings.
     """
 
-    def __init__(self, path: Path, marks: str, *, seconds: float = SECONDS, steps: int = STEPS):
+    def __init__(
+        self, path: Path, marks: str, *, seconds: float = SECONDS, steps: int = STEPS, ranks: Ranks | None = None
+    ):
+        self.ranks = ranks
         self.path, self.older = path, path.with_name(path.name + ".before")
         self.marks, self.seconds, self.steps = marks, seconds, steps
         self.spent = 0.0
@@ -80,6 +85,8 @@ class Checkpoints:
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the state of now; what was newest becomes the older file."""
+        if self.ranks is not None and self.ranks.rank:
+            return
         content = {"settings": self.marks, "state": state, "seconds": self.spent}
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -89,6 +96,8 @@ class Checkpoints:
 
     def remove(self) -> None:
         """The run is finished."""
+        if self.ranks is not None and self.ranks.rank:
+            return
         atomic.sweep(self.path)
         self.path.unlink(missing_ok=True)
         self.older.unlink(missing_ok=True)
@@ -107,7 +116,7 @@ class Checkpoints:
                 yield step
                 now, unsaved = time.monotonic(), unsaved + 1
                 self.spent = before + now - began
-                if asked:
+                if asked if self.ranks is None else self.ranks.any(bool(asked)):
                     self.save(state())
                     raise KeyboardInterrupt
                 if now - last >= self.seconds or unsaved >= self.steps:

@@ -7,7 +7,10 @@ few flat all-reduces, and what is expensive and the same everywhere is done by o
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from eigenoise.averages import Averaged
 
+LOST = ("Connection closed", "Connection reset", "Timed out", "timed out", "timeout")  # in what gloo says
 BUCKET = 1 << 23  # numbers that one all-reduce carries, so that the next can be gathered while it runs
 
 
@@ -106,12 +110,24 @@ class Ranks:
     def refuse_different(self, tensors: Iterable[Tensor], what: str) -> None:
         """Raise RuntimeError, on all ranks, unless sums of ``tensors`` are equal on all of them."""
         sums = [tensor.sum(dtype=torch.float64) for tensor in tensors]
-        own = torch.stack(sums) if sums else torch.zeros(1, dtype=torch.float64)
+        own = torch.stack(sums) if sums else torch.zeros(1, dtype=torch.float64, device=self.device)
         least, most = own.clone(), own.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN, self.group)
         dist.all_reduce(most, dist.ReduceOp.MAX, self.group)
         if bool((least < most).any()):
             raise RuntimeError(what)
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is set on one of the ranks."""
+        found = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, self.group)
+        return bool(found)
+
+    @property
+    def device(self) -> torch.device:
+        """Where small tensors must be for the group's own way to talk."""
+        on_gpu = dist.get_backend(self.group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def seed(self, start: int, step: int) -> int:
         """Of this rank's noise at ``step``: from ``start`` and the two numbers alone, so that it need not be kept."""
@@ -122,6 +138,36 @@ class Ranks:
         work = dist.all_reduce(flat, group=self.group, async_op=True)
         assert work is not None
         return work, flat
+
+
+@contextmanager
+def started_together(device: str, timeout: float) -> Iterator[Ranks | None]:
+    """Within the block, the processes that torchrun has started; None if there is only this one.
+
+    An error of torch's that says that another process is gone or too slow becomes a ``ConnectionError``.
+
+    Args:
+        device: that they train on, such as ``"cpu"`` or ``"cuda"``: each takes a card of its own.
+        timeout: seconds that they wait for each other.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1 or "RANK" not in os.environ:
+        yield None
+        return
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timedelta(seconds=timeout))
+    try:
+        assert dist.group.WORLD is not None
+        yield Ranks(dist.group.WORLD)
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or any(word in str(error) for word in LOST):
+            reason = str(error).splitlines()[0]
+            raise ConnectionError(f"another process is gone or did not answer for {timeout:g} s ({reason})") from error
+        raise
+    finally:
+        dist.destroy_process_group()
 
 
 def divided(costs: Sequence[float], ranks: int) -> list[int]:

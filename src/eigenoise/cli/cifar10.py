@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from eigenoise.cli.base import Folder, Quiet, app, console, reported, rich_table
 
 if TYPE_CHECKING:
     from eigenoise.board import Board
+    from eigenoise.distributed import Ranks
     from eigenoise.vision.study import Run
     from eigenoise.vision.training import Training
     from eigenoise.watch import Watch
@@ -30,7 +31,7 @@ def cifar10(
     epochs: Annotated[float | None, typer.Option(min=0.001, help="Passes over the training images; else 10.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Instead of epochs.")] = None,
     train_size: Annotated[int, typer.Option(min=2, help="A fixed part of the training images.")] = 50_000,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images of a step.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images of a step, in each process.")] = 128,
     samples: Annotated[int, typer.Option(min=1, help="Weight samples averaged in the test.")] = 10,
     width: Annotated[float, typer.Option(help="Factor on the channels of VGG16.")] = 0.5,
     seed: Annotated[int, typer.Option(help="Of weights, noise, order and augmentation.")] = 0,
@@ -45,29 +46,35 @@ def cifar10(
     folder: Annotated[Path | None, typer.Option("--data", help="The data cache.")] = None,
     device: Annotated[str, typer.Option(help="Such as cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Of the processor.")] = 1,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that processes wait for each other.")] = 1800.0,
     tensorboard: Folder = None,
     quiet: Quiet = False,
 ) -> None:
     """Classify CIFAR-10 with VGG16, beside the paper's Table 2: tables here and in Markdown, results as JSON, pictures.
 
     Example: eigenoise cifar10 --method noisy-ekfac,sgd --bn --aug --epochs 5 --train-size 10000 --out results
+
+    In two processes: torchrun --nproc-per-node 2 -m eigenoise cifar10 --epochs 5 --out results
     """
     import torch
 
     from eigenoise import atomic, checks
+    from eigenoise.distributed import started_together
     from eigenoise.vision import show, study
     from eigenoise.vision.recipes import METHODS, Setting
 
     torch.set_num_threads(threads)
-    terminal = console(quiet)
     given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr, "conv_basis": conv_basis}
     options = {name: value for name, value in given.items() if value is not None}
-    with reported("cifar10", "the same command with --resume goes on from here"):
+    hint = "the same command with --resume goes on from here"
+    with reported("cifar10", hint), started_together(device, timeout) as ranks:
+        first, processes = ranks is None or ranks.rank == 0, 1 if ranks is None else ranks.size
+        terminal = console(quiet or not first)
         if steps is not None and epochs is not None:
             raise ValueError("give --steps or --epochs, not both")
         if epochs is not None:
             checks.number("--epochs", epochs)
-        count = steps or max(1, round((10.0 if epochs is None else epochs) * train_size / batch_size))
+        count = steps or max(1, round((10.0 if epochs is None else epochs) * train_size / (batch_size * processes)))
         wanted = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
         common = {"train_size": train_size, "batch_size": batch_size, "samples": samples, "seed": seed}
         common |= {"corrupted": corrupted}
@@ -79,7 +86,9 @@ def cifar10(
         show.check_comparable([*show.collect(out), *({"settings": run.settings()} for run in todo)], str(out))
         for run in todo:  # whatever is wrong with old results of any is said before the first begins
             study.check(run, out, resume)
-        _run_cifar10(todo, out, folder, device, resume, tensorboard, quiet)
+        _run_cifar10(todo, out, folder, device, resume, tensorboard if first else None, quiet or not first, ranks)
+        if not first:
+            return
         for grid in show.grids(show.collect(out)):
             terminal.print(rich_table(grid))
         for path in show.write(out):
@@ -100,7 +109,7 @@ class _Seen:
         self.noisy = training.optimizer.noisy
         now = time.monotonic()
         self.began = self.began or (now, done)
-        rate = (done - self.began[1]) * self.run.batch_size / max(1e-9, now - self.began[0])
+        rate = (done - self.began[1]) * training.in_all / max(1e-9, now - self.began[0])
         last = training.curve[-20:]
         means = [sum(column) / len(last) for column in zip(*last, strict=True)]
         self.task.to(done, f"loss {means[0]:.3f}  right {means[1]:.1%}  {rate:.0f} images/s")
@@ -118,7 +127,14 @@ class _Seen:
 
 
 def _run_cifar10(
-    todo: list[Run], out: Path, folder: Path | None, device: str, resume: bool, tensorboard: Path | None, quiet: bool
+    todo: list[Run],
+    out: Path,
+    folder: Path | None,
+    device: str,
+    resume: bool,
+    tensorboard: Path | None,
+    quiet: bool,
+    ranks: Ranks | None,
 ) -> None:
     from eigenoise.board import Board
     from eigenoise.vision.study import run_cifar10
@@ -128,5 +144,6 @@ def _run_cifar10(
         for run in todo:
             with nullcontext() if tensorboard is None else Board(tensorboard / run.name) as board:
                 seen = _Seen(run, watch, board)
-                run_cifar10(run, out, folder, device=device, resume=resume, on_step=seen.on_step, on_pass=seen.on_pass)
+                told: dict[str, Any] = {"on_step": seen.on_step, "on_pass": seen.on_pass}
+                run_cifar10(run, out, folder, device=device, resume=resume, ranks=ranks, **told)
                 seen.task.end()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from eigenoise import checks
+from eigenoise.estimators.calibration import GRID, Calibration
 from eigenoise.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
 from eigenoise.estimators.network import Candidate, Choice, Plan
 from eigenoise.estimators.rows import Scale
@@ -46,6 +47,7 @@ def save(estimator: Estimator, path: str | os.PathLike, notes: Any = None) -> No
             "candidate": dataclasses.asdict(choice.candidate),
             "epochs": choice.epochs,
             "noise": choice.noise.tolist(),
+            "levels": choice.calibration.levels.tolist(),
         },
         "spectra": estimator.spectra_,
         "columns": None if names is None else [str(name) for name in names],
@@ -80,7 +82,9 @@ def load(path: str | os.PathLike) -> tuple[Estimator, Any]:
         held_out = float("nan") if own["held_out"] is None else own["held_out"]
         candidate = own["choice"]["candidate"]
         candidate = Candidate(**{**candidate, "hidden": tuple(candidate["hidden"])})
-        choice = Choice(candidate, own["choice"]["epochs"], noise, held_out)
+        levels = torch.tensor(own["choice"]["levels"], dtype=torch.float64)
+        checks.shape("levels", levels, (len(noise), GRID + 1))
+        choice = Choice(candidate, own["choice"]["epochs"], noise, Calibration(levels), held_out)
         if posterior.likelihood is None or posterior.likelihood.stack is None:
             raise ValueError("it says nothing of its outputs")
         inputs, members = len(x_scale.mean), posterior.likelihood.stack

@@ -27,6 +27,7 @@ from eigenoise.estimators.network import (
     choose,
     default_batch,
     default_epochs,
+    untouched,
 )
 from eigenoise.estimators.progress import shown
 from eigenoise.estimators.rows import Rows, Scale
@@ -159,7 +160,7 @@ class _BayesianMLP(BaseEstimator):
         most = self.max_epochs or default_epochs(rows, plan.batch_size)
         tried = candidates(hidden, self.kl_weight, self.prior_var)
         if len(rows) < 5 or not (len(tried) > 1 or self.early_stopping):
-            return Choice(tried[0], int(most), torch.ones(plan.outputs, dtype=torch.float64))
+            return Choice(tried[0], int(most), *untouched(plan.outputs))
         fraction = float(self.validation_fraction)
         return choose(
             plan,
@@ -185,9 +186,9 @@ class _BayesianMLP(BaseEstimator):
 class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
     """Regression by a Bayesian network: a mean, and how far off it may be.
 
-    Inputs and targets are standardised inside. Rows are held out to choose λ and η, when to stop, and a factor on the
-    noise; then networks are trained on all rows. Where a network does not make held-out rows clearly more likely than a
-    linear model does, the linear one is used, unless λ or η is given.
+    Inputs and targets are standardised inside. Rows are held out to choose λ and η, when to stop, a factor on the
+    noise, and how wide intervals must be; then networks are trained on all rows. Where a network does not make held-out
+    rows clearly more likely than a linear model does, the linear one is used, unless λ or η is given.
 
     Args:
         hidden_layer_sizes: units of the hidden layers.
@@ -259,14 +260,33 @@ class BayesianMLPRegressor(RegressorMixin, _BayesianMLP):
         return (self._out(found.mean), self._out(found.stddev)) if return_std else self._out(found.mean)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of central intervals that hold a target with probability ``coverage``."""
-        low, high = self.predictive(X).interval(coverage)
+        """Lower and upper ends of central intervals that hold a target with probability ``coverage``.
+
+        They are as wide as held-out rows asked for, which may differ a little from what ``predictive`` says.
+        """
+        checks.number("coverage", coverage, open_low=True)
+        if coverage >= 1:
+            raise ValueError(f"coverage must be below 1, but {coverage!r} came")
+        found = self.predictive(X)
+        low, high = (self._quantile(found, (1 + sign * coverage) / 2) for sign in (-1, 1))
         return self._out(low), self._out(high)
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Quantiles ``(N, q)``, or ``(N, d, q)`` for several targets."""
+        """Quantiles ``(N, q)``, or ``(N, d, q)`` for several targets, calibrated as intervals are."""
+        for q in quantiles:
+            checks.number("quantiles", q, open_low=True)
+            if q >= 1:
+                raise ValueError(f"quantiles must be below 1, but {q!r} came")
         found = self.predictive(X)
-        return np.stack([self._out(found.quantile(q)) for q in quantiles], -1)
+        return np.stack([self._out(self._quantile(found, q)) for q in quantiles], -1)
+
+    def _quantile(self, found: GaussianMixture, q: float) -> Tensor:
+        """``(N, d)``, calibrated for each target."""
+        each = []
+        for j in range(found.loc.shape[-1]):
+            own = GaussianMixture(found.loc[..., j : j + 1], found.scale[..., j : j + 1])
+            each.append(own.quantile(self.choice_.calibration.quantile(q, j)))
+        return torch.cat(each, -1)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Targets drawn from the predictive distribution: ``(N, n_samples)``, or ``(N, d, n_samples)``."""

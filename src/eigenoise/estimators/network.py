@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from eigenoise import checks, models, train
+from eigenoise.estimators.calibration import Calibration
 from eigenoise.estimators.rows import Rows, one_pass, parts
 from eigenoise.likelihoods import CategoricalLikelihood, GaussianLikelihood, Likelihood
 from eigenoise.monte_carlo import predict
@@ -103,6 +104,7 @@ class Choice:
         candidate: the best of those tried.
         epochs: passes over the rows.
         noise: factor on the noise's standard deviation for each target ``(d,)``; of no meaning for classes.
+        calibration: of intervals, after that; neither.
         log_likelihood: of a held-out row, or NaN if there was none.
         each: the same for every held-out row.
         weight: of those rows: how many observations each is.
@@ -111,6 +113,7 @@ class Choice:
     candidate: Candidate
     epochs: int
     noise: Tensor
+    calibration: Calibration
     log_likelihood: float = float("nan")
     each: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
     weight: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
@@ -246,17 +249,24 @@ def _look(stack: Stack, held: Tensor, candidate: Candidate, epoch: int) -> Choic
     predictive = stack.predictive(held)
     if isinstance(predictive, CategoricalMixture):
         each = predictive.log_prob(y)
-        return Choice(candidate, epoch, torch.ones(1, dtype=torch.float64), float((each * share).sum()), each, weight)
+        return Choice(candidate, epoch, *untouched(1), float((each * share).sum()), each, weight)
     assert isinstance(predictive, GaussianMixture)
-    each, factors = torch.zeros_like(weight), []
+    each, factors, below = torch.zeros_like(weight), [], []
     for j in range(y.shape[-1]):  # targets one by one, as if independent
         own = GaussianMixture(predictive.loc[..., j : j + 1], predictive.scale[..., j : j + 1])
         tried = {factor: own.with_noise_scaled(factor).log_prob(y[..., j : j + 1]) for factor in FACTORS}
         totals = {factor: float((found * share).sum()) for factor, found in tried.items()}
         factors.append(max(totals, key=totals.__getitem__))
         each = each + tried[factors[-1]]
+        below.append(own.with_noise_scaled(factors[-1]).cdf(y[..., j : j + 1]))
     score = float((each * share).sum())
-    return Choice(candidate, epoch, torch.tensor(factors, dtype=torch.float64), score, each, weight)
+    noise = torch.tensor(factors, dtype=torch.float64)
+    return Choice(candidate, epoch, noise, Calibration.of(below, weight), score, each, weight)
+
+
+def untouched(targets: int) -> tuple[Tensor, Calibration]:
+    """The noise and the intervals as the networks have them."""
+    return torch.ones(targets, dtype=torch.float64), Calibration.none(targets)
 
 
 def default_epochs(rows: Rows, batch_size: int) -> int:

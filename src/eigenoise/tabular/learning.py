@@ -160,7 +160,7 @@ def _regress(
     models |= {name: GaussianAround.fit(make(), x, y) for name, make in REGRESSORS.items()}
     scores = {name: regression_scores(model, x_test, y_test) for name, model in models.items()}
     some = own.predictive(x_test[:SHOWN])
-    ends = some.interval(0.9)
+    ends = [torch.from_numpy(end) for end in own.predict_interval(x_test[:SHOWN], 0.9)]
     columns: dict[str, torch.Tensor] = {"mean": some.mean, "lower": ends[0], "upper": ends[1]}
     columns |= {"noise": some.noise_stddev, "weights": some.weights_stddev}
     points = {"true": y_test[:SHOWN].tolist(), **{name: part.flatten().tolist() for name, part in columns.items()}}

@@ -15,6 +15,7 @@ import torch
 from eigenoise import atomic, checks, models, runs
 from eigenoise.checkpoints import Checkpoints, digest
 from eigenoise.data import Images, images
+from eigenoise.distributed import Ranks
 from eigenoise.natural import CONV_BASES, NaturalGradient
 from eigenoise.spectra import spectra
 from eigenoise.vision.recipes import METHODS, Setting, recipe
@@ -97,9 +98,10 @@ def run_cifar10(
     *,
     device: str = "cpu",
     resume: bool = False,
+    ranks: Ranks | None = None,
     on_step: OnStep = lambda training: None,
     on_pass: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Train, test, write the result; with ``resume`` from where an earlier call was stopped.
 
     Args:
@@ -108,8 +110,12 @@ def run_cifar10(
         folder: the data cache.
         device: to train on.
         resume: whether to go on with a checkpoint that is in ``out``.
+        ranks: the processes that train together; ``out`` must be one folder for all, and the first tests and writes.
         on_step: called after each step.
         on_pass: called during the test whenever all images went through the network once.
+
+    Returns:
+        The result, or None in a process that is not the first.
 
     Raises:
         ValueError: for settings that cannot be, files that are not this run's, or a device that is not there.
@@ -132,12 +138,19 @@ def run_cifar10(
         batch_size=run.batch_size,
         augmented=run.setting.augmented,
         seed=run.seed,
+        ranks=ranks,
     )
-    marks = json.dumps({**run.settings(), "device": target.type})
-    kept = checkpoints(run, out, marks)
+    processes = 1 if ranks is None else ranks.size
+    marks = json.dumps({**run.settings(), "device": target.type, "processes": processes})
+    kept = checkpoints(run, out, marks, ranks)
     kept.resume(training.load_state_dict)
+    if ranks is not None:
+        begun = torch.tensor([float(len(training.curve))], device=ranks.device)
+        ranks.refuse_different([begun], f"{out} holds other files for some processes: it must be one folder for all")
     for _ in kept.kept(training.run(), training.state_dict):
         on_step(training)
+    if ranks is not None and ranks.rank:
+        return None
     damaged = corrupted(test, run.corrupted) if run.corrupted else {}
     content = {
         "format": FORMAT,
@@ -149,6 +162,7 @@ def run_cifar10(
         "seconds": kept.spent,
         "digest": digest(training.state_dict()),
         "device": target.type,
+        "processes": processes,
         "environment": runs.environment(),
     }
     atomic.write_json(out / f"{run.name}.json", content)
@@ -169,9 +183,9 @@ def check(run: Run, out: Path, resume: bool) -> dict[str, Any] | None:
     return done
 
 
-def checkpoints(run: Run, out: Path, marks: str = "") -> Checkpoints:
+def checkpoints(run: Run, out: Path, marks: str = "", ranks: Ranks | None = None) -> Checkpoints:
     """Of ``run`` in the folder ``out``."""
-    return Checkpoints(out / f".{run.name}.checkpoint", marks, steps=CHECKPOINT_STEPS)
+    return Checkpoints(out / f".{run.name}.checkpoint", marks, steps=CHECKPOINT_STEPS, ranks=ranks)
 
 
 def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:

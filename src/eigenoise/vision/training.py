@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from eigenoise import checks
 from eigenoise.data import Images
 from eigenoise.data.transforms import Normalise, augment
+from eigenoise.distributed import Ranks
 from eigenoise.likelihoods import CategoricalLikelihood
 from eigenoise.vision.recipes import METHODS
 
@@ -25,9 +27,10 @@ class Training:
         method: one of ``METHODS``.
         options: of the optimiser.
         steps: in all; the step size falls to zero over them as a half cosine.
-        batch_size: of every step; what is left over at the end of a pass comes in the next.
+        batch_size: of every step and process; what is left over at the end of a pass comes in the next.
         augmented: whether images are shifted and mirrored.
         seed: of noise, order and augmentation.
+        ranks: the processes that train together, each on its own part of the images, or None.
 
     Attributes:
         curve: after each step the loss of its batch and the part of it that was right.
@@ -44,17 +47,24 @@ class Training:
         batch_size: int,
         augmented: bool,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ):
         self.steps = checks.integer("steps", steps)
         self.batch_size = checks.integer("batch_size", batch_size, low=2)
-        if batch_size > len(images):
-            raise ValueError(f"batch_size must be at most the number of images, {len(images)}, but {batch_size} came")
+        self.ranks, self.seed = ranks, seed
+        self.in_all = batch_size * (1 if ranks is None else ranks.size)  # images of a step
+        if self.in_all > len(images):
+            shared = "" if ranks is None else f" divided by that of processes, {ranks.size}"
+            raise ValueError(
+                f"batch_size must be at most the number of images, {len(images)}{shared}, but {batch_size} came"
+            )
         self.model, self.images, self.augmented = model, images, bool(augmented)
         make = METHODS[checks.choice("method", method, METHODS)]
         device = images.x.device
         more = {} if method == "sgd" else {"generator": torch.Generator(device).manual_seed(seed)}
         likelihood = CategoricalLikelihood()
-        self.optimizer = make(model, num_data=len(images), likelihood=likelihood, **options, **more)
+        self.network = model if ranks is None else DistributedDataParallel(model, process_group=ranks.group)
+        self.optimizer = make(self.network, num_data=len(images), likelihood=likelihood, **options, **more)
         self.lr = self.optimizer.param_groups[0]["lr"]
         self.normalise = Normalise.of(images.x)
         self.random = torch.Generator().manual_seed(seed)  # order and augmentation
@@ -64,7 +74,7 @@ class Training:
     @property
     def epochs(self) -> float:
         """Passes over the images so far."""
-        return len(self.curve) * self.batch_size / len(self.images)
+        return len(self.curve) * self.in_all / len(self.images)
 
     def run(self) -> Iterator[int]:
         """Train on from where it was left, yielding the number of steps so far after each."""
@@ -83,28 +93,40 @@ class Training:
     def _step(self) -> tuple[float, float]:
         rows = self._rows()
         x, y = self.images.x[rows], self.images.y[rows]
-        x = self.normalise(augment(x, self.random) if self.augmented else x)
+        x = self.normalise(augment(x, self._chance()) if self.augmented else x)
         self.optimizer.zero_grad()
         loss, right = 0.0, 0.0
         for _ in range(self.optimizer.blocks_per_step):
             with self.optimizer.sampled_params():
-                f = self.model(x)
+                f = self.network(x)
                 nll = self.optimizer.likelihood.nll(f, y)
                 nll.backward()
             loss += float(nll.detach()) / self.optimizer.blocks_per_step
             right += float((f.detach().argmax(-1) == y).float().mean()) / self.optimizer.blocks_per_step
+        if self.ranks is not None:
+            both = torch.tensor([loss, right], device=x.device)
+            self.ranks.average_([both])
+            loss, right = both.tolist()
         if not math.isfinite(loss):
             raise checks.NotFiniteError(f"the loss is {loss} at step {len(self.curve)}: try a smaller lr")
         self.optimizer.step()
         return loss, right
 
     def _rows(self) -> Tensor:
-        """The next batch; each pass goes through all images in an order of its own."""
-        if len(self.waiting) < self.batch_size:
+        """This process's part of the next batch; each pass goes through all images in an order of its own."""
+        if len(self.waiting) < self.in_all:
             order = torch.randperm(len(self.images), generator=self.random)
             self.waiting = torch.cat([self.waiting, order])
-        rows, self.waiting = self.waiting[: self.batch_size], self.waiting[self.batch_size :]
+        rows, self.waiting = self.waiting[: self.in_all], self.waiting[self.in_all :]
+        if self.ranks is not None:
+            rows = rows.chunk(self.ranks.size)[self.ranks.rank]
         return rows.to(self.images.x.device)
+
+    def _chance(self) -> torch.Generator:
+        """What decides about shifts and mirrors: the same source as for the order, or each process's own."""
+        if self.ranks is None:
+            return self.random
+        return torch.Generator().manual_seed(self.ranks.seed(self.seed, len(self.curve)))
 
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs."""
