@@ -18,6 +18,7 @@ ORDER = [
     "atomic",
     "watch",
     "checks",
+    "finite",
     "linalg",
     "averages",
     "distributed",

@@ -500,6 +500,32 @@ def test_gradients_may_be_clipped_before_the_step(data):
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("method", ALL)
+def test_steps_that_cannot_be_made_are_skipped_and_counted(data, method):
+    opt = build(method, not_finite="skip")
+    step(opt, *data)
+    before = parameters(opt)
+    with pytest.warns(RuntimeWarning, match="the mean weights are unchanged.*the step is skipped"):
+        step(opt, data[0] * math.nan, data[1])
+    for _ in range(3):
+        step(opt, data[0] * math.inf, data[1])  # said only once
+    assert (opt.steps, opt.skipped) == (1, 4)
+    assert all(torch.equal(value, before[name]) for name, value in parameters(opt).items())
+    step(opt, *data)
+    assert opt.steps == 2
+    assert not all(torch.equal(value, before[name]) for name, value in parameters(opt).items())
+    again = build(method, not_finite="skip")
+    again.load_state_dict(opt.state_dict())
+    assert again.skipped == 4
+    for _ in range(19):
+        step(opt, data[0] * math.nan, data[1])
+    with pytest.raises(NotFiniteError, match="is NaN or infinite"):  # it does not get better
+        step(opt, data[0] * math.nan, data[1])
+    assert opt.skipped == 24
+    with pytest.raises(ValueError, match="not_finite must be one of"):
+        build(method, not_finite="ignore")
+
+
 # What happens between steps.
 
 

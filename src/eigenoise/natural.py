@@ -79,8 +79,8 @@ class NaturalGradient(VariationalOptimizer):
         fixed_inputs: EK-FAC only: names of layers whose basis on the side of the input stays as it is, which saves
             that side's statistics, decompositions and rotations. Rotate the data by its principal components
             beforehand, and the first layer's is an eigenbasis all the same.
-        **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
-            as for ``SamplingOptimizer``.
+        **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim``, ``generator`` and
+            ``not_finite`` as for ``SamplingOptimizer``.
     """
 
     def __init__(

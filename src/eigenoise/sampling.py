@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from eigenoise import checks
 from eigenoise.blocks import Blocks
 from eigenoise.distributed import Ranks, refuse_wrapping_later, unwrapped
+from eigenoise.finite import Skips, what_is_not
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
 from eigenoise.swap import Slot
@@ -45,6 +46,8 @@ class SamplingOptimizer(Optimizer):
         overrides: the same choice for a module's or parameter's name and everything below it.
         batch_dim: the axis of a Linear's input that counts examples, 1 for sequence-first models.
         generator: source of all noise; by default one seeded from torch's global generator.
+        not_finite: what ``step`` does when the loss, a gradient or a statistic is NaN or infinite: ``"raise"``, or
+            ``"skip"`` the step, warn once and count it in ``skipped``; 20 in a row are an error all the same.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class SamplingOptimizer(Optimizer):
         overrides: Mapping[str, str] | None = None,
         batch_dim: int = 0,
         generator: torch.Generator | None = None,
+        not_finite: str = "raise",
     ):
+        self.skips = Skips(not_finite)
         if not isinstance(likelihood, Likelihood):
             raise TypeError(
                 f"likelihood must be one of eigenoise's likelihoods, but a {type(likelihood).__name__} came; "
@@ -101,6 +106,11 @@ class SamplingOptimizer(Optimizer):
         self._closed = False
         if self.ranks is None:
             refuse_wrapping_later(model)
+
+    @property
+    def skipped(self) -> int:
+        """Steps that were not made because a number was not finite."""
+        return self.skips.count
 
     # What a subclass says.
 
@@ -217,7 +227,8 @@ class SamplingOptimizer(Optimizer):
 
         Raises:
             RuntimeError: if there is nothing to step from, or step is called within a block.
-            NotFiniteError: if the loss, a gradient or a statistic is not finite; the mean stays as it was.
+            NotFiniteError: if the loss, a gradient or a statistic is not finite, unless such steps are to be skipped;
+                the mean stays as it was.
         """
         self.blocks.refuse_inside("step()")
         self._recheck_hyper()
@@ -227,8 +238,14 @@ class SamplingOptimizer(Optimizer):
         self.blocks.swap.read()
         if self.ranks is not None:
             loss = self._meet(self.ranks, loss)
-        with full_precision(loss.device):
-            self._apply(loss)
+        try:
+            with full_precision(loss.device):
+                self._apply(loss)
+        except checks.NotFiniteError as error:
+            self.skips.meet(error)
+            self._reseed()
+            return result
+        self.skips.made()
         self.blocks.swap.restore()
         self.likelihood.update(self.param_groups[0]["num_data"], self.samples)
         rate = 1 / min(self.steps + 1, 100)
@@ -254,7 +271,7 @@ class SamplingOptimizer(Optimizer):
     def _reseed(self) -> None:
         """Give each of several ranks noise of its own, which the step's number and one seed decide."""
         if self.ranks is not None:
-            self.generator.manual_seed(self.ranks.seed(self._seed, self.steps))
+            self.generator.manual_seed(self.ranks.seed(self._seed, self.steps + self.skipped))
 
     def _recheck_hyper(self) -> None:
         """Check hyperparameters that a schedule has changed."""
@@ -300,17 +317,9 @@ class SamplingOptimizer(Optimizer):
 
     def _stop_at_nan(self, loss: Tensor) -> None:
         """Forget what was gathered for this step and raise, naming what is not finite."""
-        grads = [p.grad for p in self.params if p.grad is not None]
-        if not checks.all_finite([loss]):
-            culprit, remedy = "the loss", "check this batch's inputs and targets, or lower lr"
-        elif not checks.all_finite(grads):
-            culprit, remedy = "a gradient", "check this batch's inputs and targets, or lower lr"
-        else:
-            culprit, remedy = "a statistic or the step", "check this batch's inputs, or raise damping or kl_weight"
+        error = what_is_not(self.steps, loss, [p.grad for p in self.params if p.grad is not None])
         self._forget()
-        raise checks.NotFiniteError(
-            f"{culprit} is NaN or infinite at step {self.steps}: the mean weights are unchanged; {remedy}"
-        )
+        raise error
 
     def _forget(self) -> None:
         """Start gathering for the next step."""

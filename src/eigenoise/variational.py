@@ -139,6 +139,7 @@ class VariationalOptimizer(SamplingOptimizer):
             "mean_loss": self._mean_loss,
             "generator": self.generator.get_state(),
             "seed": self._seed,
+            "skipped": self.skipped,
             "likelihood": self.likelihood.state_dict(),
             "slots": self._tensors(),
         }
@@ -162,7 +163,7 @@ class VariationalOptimizer(SamplingOptimizer):
         self.steps = own["steps"]
         self._mean_loss = None if own["mean_loss"] is None else own["mean_loss"].clone()
         self.generator.set_state(own["generator"].cpu())
-        self._seed = own["seed"]
+        self._seed, self.skips.count = own["seed"], own["skipped"]
         self._reseed()
         self._forget()
 
