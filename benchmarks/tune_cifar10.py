@@ -91,7 +91,7 @@ TRIED = {  # step size, λ and η
 }
 WIDE = {  # the same for networks of the study's width: where there are any, the best of these is chosen
     "sgd": {
-        "B": [(0.01, 0.3, 1.0), (0.02, 0.3, 1.0), (0.05, 0.3, 1.0)],
+        "B": [(0.01, 0.3, 1.0), (0.02, 0.3, 0.1), (0.02, 0.3, 1.0), (0.05, 0.3, 1.0)],
         "D+B": [(0.01, 0.1, 0.1), (0.02, 0.1, 0.1)],
     },
 }
