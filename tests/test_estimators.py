@@ -19,9 +19,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor
+from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp
 from eigenoise.estimators.calibration import Calibration
-from eigenoise.estimators.network import Candidate, Choice, steadily_best, untouched
+from eigenoise.estimators.network import Candidate, Choice, Stack, steadily_best, untouched
 from eigenoise.estimators.rows import Rows, Scale, one_pass, parts
 
 SHORT = {"hidden_layer_sizes": 10, "max_epochs": 10, "lr": 0.03, "random_state": 0}
@@ -259,6 +259,18 @@ def test_heavy_tails_do_not_widen_every_interval():
     quantiles = one.predict_quantiles(x[400:], (0.25, 0.5, 0.75))
     np.testing.assert_allclose(quantiles[:, 0], low)
     np.testing.assert_allclose(quantiles[:, 2], high)
+
+
+@pytest.mark.parametrize("kind", [BayesianMLPRegressor, BayesianMLPClassifier])
+def test_a_single_division_is_tried_with_the_whole_ensemble(diabetes, kind, monkeypatch):
+    x, y, *_ = diabetes
+    sizes = []
+    init = Stack.__init__
+    monkeypatch.setattr(Stack, "__init__", lambda self, *a: (init(self, *a), sizes.append(tuple(self.index.shape)))[0])
+    monkeypatch.setattr(mlp, "FEW", 100)
+    one = kind(**SHORT, kl_weight=1.0, prior_var=1.0, members=3).fit(x, y if kind is BayesianMLPRegressor else y > 140)
+    assert sizes == [(3, 240), (3, 300)]
+    assert np.isfinite(one.validation_log_likelihood_)
 
 
 def test_no_lucky_look_decides():

@@ -170,6 +170,7 @@ class _BayesianMLP(BaseEstimator):
             patience=int(self.patience) if self.early_stopping else None,
             fraction=fraction,
             divisions=max(1, math.floor(1 / fraction + 1e-9)) if len(rows) <= FEW else 1,
+            members=int(self.members),
             progress=progress,
         )
 

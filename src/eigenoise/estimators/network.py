@@ -200,6 +200,7 @@ def choose(
     patience: int | None,
     fraction: float,
     divisions: int,
+    members: int,
     progress: Progress = lambda what, part: None,
 ) -> Choice:
     """Train one candidate after the other on parts of the rows, while each makes held-out rows clearly more likely.
@@ -212,9 +213,12 @@ def choose(
         patience: so many looks at held-out rows without gain end a training; None for one look, at its end.
         fraction: of the rows that is held out.
         divisions: how many divisions of the rows there are, trained at once.
+        members: networks of the ensemble that is to be. A single division is tried with as many, so that what is chosen
+            fits them; several divisions with one network each.
         progress: told how far it is.
     """
     train_index, held = parts(rows, divisions, fraction, torch.Generator().manual_seed(plan.seed))
+    train_index = train_index.expand(members if divisions == 1 else divisions, -1)
     every = max_epochs if patience is None else max(1, max_epochs // CHECKS)
     best: Choice | None = None
     for candidate in tried:
@@ -243,14 +247,22 @@ def steadily_best(looks: Sequence[Choice]) -> Choice:
 
 
 def _look(stack: Stack, held: Tensor, candidate: Candidate, epoch: int) -> Choice:
-    """How likely held-out rows ``(s, v)`` are now, with the best factors on the noise."""
+    """How likely held-out rows ``(s, v)`` are now, with the best factors on the noise.
+
+    Rows of a single division are predicted by all networks together.
+    """
     y, weight = stack.rows.y[held], stack.rows.weight[held]
     share = weight / weight.sum()
-    predictive = stack.predictive(held)
+    predictive = stack.predictive(held.expand(len(stack.index), -1))
     if isinstance(predictive, CategoricalMixture):
+        if len(held) == 1:
+            predictive = CategoricalMixture(predictive.logits.flatten(0, 1).unsqueeze(1))
         each = predictive.log_prob(y)
         return Choice(candidate, epoch, *untouched(1), float((each * share).sum()), each, weight)
     assert isinstance(predictive, GaussianMixture)
+    if len(held) == 1:
+        loc, scale = (part.flatten(0, 1).unsqueeze(1) for part in (predictive.loc, predictive.scale))
+        predictive = GaussianMixture(loc, scale)
     each, factors, below = torch.zeros_like(weight), [], []
     for j in range(y.shape[-1]):  # targets one by one, as if independent
         own = GaussianMixture(predictive.loc[..., j : j + 1], predictive.scale[..., j : j + 1])
