@@ -13,8 +13,11 @@ import torch
 import torch.distributed as dist
 
 
-def run(count: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0) -> list[Any]:
-    """Results of ``work(*args)`` on each of ``count`` forked ranks; an error in one of them is raised here."""
+def run(count: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0, may_die: bool = False) -> list[Any]:
+    """Results of ``work(*args)`` on each of ``count`` forked ranks; if one fails or ends early, that is raised here.
+
+    Where a rank ``may_die``, its result is None then.
+    """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         children = [_start(rank, count, folder, work, args, seconds) for rank in range(count)]
@@ -24,7 +27,9 @@ def run(count: int, work: Callable[..., Any], *args: Any, seconds: float = 120.0
         for rank in range(count):
             path = os.path.join(folder, f"result {rank}")
             if not os.path.exists(path):
-                found.append(None)  # it died
+                if not may_die:
+                    raise AssertionError(f"rank {rank} died")
+                found.append(None)
                 continue
             kind, value = torch.load(path, weights_only=False)  # our own, from a moment ago
             if kind == "error":

@@ -70,11 +70,19 @@ def test_a_damaged_file_is_passed_over_for_the_one_before(states, harm):
     states.path.write_bytes(wrong[harm])
     with pytest.warns(RuntimeWarning, match="goes on from the state before it"):
         assert resumed(states) == 1
+    assert states.path.with_name(states.path.name + ".damaged").read_bytes() == wrong[harm]
+    states.save(state(3))  # does not put the damaged file in the place of the good one
+    assert resumed(states) == 3
+    states.path.unlink()
+    assert resumed(states) == 1
+
+
+def test_if_no_file_is_good_they_are_left_as_they_are(states):
+    states.path.write_bytes(b"rubbish")
     states.older.write_bytes(b"")
-    before = states.path.read_bytes()
     with pytest.raises(ValueError, match="delete it to start this run anew"):
         resumed(states)
-    assert states.path.read_bytes() == before
+    assert states.path.read_bytes() == b"rubbish"
 
 
 def test_any_flipped_bit_is_noticed(states):
@@ -134,10 +142,10 @@ def test_wherever_a_save_ends_a_whole_state_is_there(states, monkeypatch, dies_i
             raise Killed
         replace(*args)
 
-    def sync(path, real=atomic._sync):
+    def sync(path, mode, real=atomic._sync):
         if dies_in == "sync":
             raise Killed
-        real(path)
+        real(path, mode)
 
     monkeypatch.setattr(os, "replace", rename)
     monkeypatch.setattr(atomic, "_sync", sync)
@@ -236,7 +244,12 @@ states.resume(lambda state: print(state["step"]))
 def test_a_digest_tells_states_apart():
     same = digest(state(1))
     assert digest(state(1)) == same
-    others = [state(2), {**state(1), "more": 0}, {**state(1), "weights": (torch.arange(100.0) + 1).half()}]
+    others = [
+        state(2),
+        {**state(1), "more": 0},
+        {**state(1), "more": {}},
+        {**state(1), "weights": (torch.arange(100.0) + 1).half()},
+    ]
     others += [{**state(1), "nested": [torch.tensor(1), {"a": 0.5 + 1e-16 * 2}]}]
     others += [{**state(1), "weights": (torch.arange(100.0) + 1).reshape(10, 10)}]
     changed = state(1)

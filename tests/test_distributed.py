@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -133,7 +135,7 @@ def test_the_prior_pulls_at_the_mean_of_all_samples():
 
 
 def test_work_is_divided_by_cost():
-    assert divided([1, 9, 5, 4], 2) == [1, 0, 1, 1] or divided([1, 9, 5, 4], 2) == [0, 0, 1, 1]
+    assert divided([1, 9, 5, 4], 2) == [0, 0, 1, 1]
     owners = divided([8, 7, 6, 5, 4], 3)
     spent = [sum(c for c, o in zip([8, 7, 6, 5, 4], owners, strict=True) if o == r) for r in range(3)]
     assert sorted(spent) == [8, 11, 11]
@@ -184,24 +186,34 @@ def test_a_basis_that_one_rank_cannot_find_stays_the_old_one_on_all():
     assert all(torch.equal(basis, others[name]) for name, basis in bases.items())
 
 
-def _nan_on_one_rank():
-    model = DistributedDataParallel(network())
-    opt = optimizer(model)
-    steps(opt, model, 2, 2, dist.get_rank())
-    before = means(opt)
-    x, y = (part.chunk(2)[dist.get_rank()] for part in table())
-    opt.zero_grad()
-    with opt.sampled_params():
-        opt.likelihood.nll(model(x * (float("nan") if dist.get_rank() else 1.0)), y).backward()
-    with pytest.raises(FloatingPointError, match="the mean weights are unchanged"):
+def _nan_on_one_rank(after, classes):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.Tanh(), nn.Linear(6, 3)))
+    likelihood = en.CategoricalLikelihood() if classes else en.GaussianLikelihood()
+    opt = en.NoisyEKFAC(model, num_data=64, likelihood=likelihood, stats_every=2, eig_every=3)
+    x = table()[0].chunk(2)[dist.get_rank()]
+    y = torch.arange(len(x)) % 3 if classes else torch.zeros(len(x), 3)
+
+    def step(x):
+        opt.zero_grad()
+        with opt.sampled_params():
+            opt.likelihood.nll(model(x), y).backward()
         opt.step()
+
+    for _ in range(after):
+        step(x)
+    before = means(opt)
+    with pytest.raises(FloatingPointError, match="the mean weights are unchanged"):
+        step(x * (float("nan") if dist.get_rank() else 1.0))
     assert all(torch.equal(value, before[name]) for name, value in means(opt).items())
-    steps(opt, model, 2, 2, dist.get_rank())
+    step(x)
     return means(opt)
 
 
-def test_a_bad_batch_on_one_rank_stops_the_step_on_all():
-    first, second = processes.run(2, _nan_on_one_rank)
+@pytest.mark.parametrize("classes", [False, True])
+@pytest.mark.parametrize("after", [1, 2], ids=["plain step", "step with statistics"])
+def test_a_bad_batch_on_one_rank_stops_the_step_on_all(after, classes):
+    first, second = processes.run(2, _nan_on_one_rank, after, classes)
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
@@ -223,6 +235,138 @@ def _optimizer_of_the_inner_model():
 def test_the_wrapped_model_is_to_be_used_and_given():
     processes.run(2, _calls_the_inner_model)
     processes.run(2, _optimizer_of_the_inner_model)
+
+
+def _forward_before_training():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model.module)
+    with torch.no_grad():
+        model.module(table()[0])
+    copy.deepcopy(model.module)(table()[0])
+    pickle.loads(pickle.dumps(model.module))(table()[0])
+    with pytest.raises(RuntimeError, match="give it the wrapped model"):
+        steps(opt, model, 1, 2, dist.get_rank())
+
+
+def _group_of_one():
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    model = DistributedDataParallel(network(), process_group=groups[dist.get_rank()])
+    opt = optimizer(model)
+    assert opt.ranks is None
+    steps(opt, model, 2)
+
+
+def _refused():
+    model = DistributedDataParallel(network(), static_graph=True)
+    with pytest.raises(ValueError, match="leave static_graph out"):
+        optimizer(model)
+    with pytest.raises(ValueError, match="give the optimiser the DistributedDataParallel itself"):
+        optimizer(nn.Sequential(DistributedDataParallel(network())))
+
+
+@pytest.mark.parametrize("work", [_forward_before_training, _group_of_one, _refused])
+def test_ways_to_wrap(work):
+    processes.run(2, work)
+
+
+def _only_one_loads(what):
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    steps(opt, model, 1, 2, dist.get_rank())
+    if dist.get_rank() == 0:
+        if what == "step":
+            state = opt.state_dict()
+            state["eigenoise"]["steps"] = 100
+            opt.load_state_dict(state)
+        else:
+            model.module.load_state_dict(network(7).state_dict())
+    if what == "weights":
+        opt.load_state_dict(opt.state_dict())
+    with pytest.raises(RuntimeError, match=r"this process is at step|weights differ between processes"):
+        steps(opt, model, 1, 2, dist.get_rank())
+
+
+@pytest.mark.parametrize("what", ["step", "weights"])
+def test_ranks_that_are_not_at_the_same_place_say_so(what):
+    processes.run(2, _only_one_loads, what)
+
+
+def _seeds_of_their_own():
+    torch.manual_seed(dist.get_rank())
+    model = DistributedDataParallel(network())
+    opts = [optimizer(model), optimizer(model, generator=torch.Generator().manual_seed(5 + dist.get_rank()))]
+    return [(opt._seed, opt.generator.initial_seed()) for opt in opts]
+
+
+def test_noise_follows_from_the_first_ranks_seed():
+    first, second = processes.run(2, _seeds_of_their_own)
+    for (seed, noise), (same, other) in zip(first, second, strict=True):
+        assert seed == same
+        assert noise != other
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.a(x) + (self.b(x) if dist.get_rank() == 0 else 0.0)
+
+
+class TwoDtypes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 5, dtype=torch.float32)
+        self.rest = nn.Sequential(nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x):
+        return self.rest(self.first(x.float()).double())
+
+
+def _trained_on_rows(make, options):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make(), **options)
+    opt = optimizer(model)
+    x = torch.randn(12, 4)
+    for _ in range(5):
+        opt.zero_grad()
+        with opt.sampled_params():
+            opt.likelihood.nll(model(x), x[:, :1]).backward()
+        opt.step()
+    return means(opt)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(Branches, {"find_unused_parameters": True}), (TwoDtypes, {})],
+    ids=["a layer that only one rank uses", "layers of two dtypes"],
+)
+def test_uncommon_networks(make, options):
+    first, second = processes.run(2, _trained_on_rows, make, options)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def _closures(options):
+    model = DistributedDataParallel(network(), **options)
+    opt = optimizer(model, samples=2, antithetic=True)
+    x, y = (part.chunk(2)[dist.get_rank()] for part in table())
+
+    def closure():
+        loss = opt.likelihood.nll(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        opt.step(closure)
+    return means(opt)
+
+
+def test_closures_with_several_samples_whatever_memory_gradients_are_in():
+    plain, _ = processes.run(2, _closures, {})
+    views, _ = processes.run(2, _closures, {"gradient_as_bucket_view": True})
+    for name, value in plain.items():
+        torch.testing.assert_close(views[name], value, rtol=1e-10, atol=1e-12)
 
 
 def _sharded():
@@ -310,7 +454,7 @@ def _one_stalls():
 
 
 def test_a_rank_that_dies_or_stalls_is_an_error_on_the_others():
-    assert processes.run(2, _one_dies)[0] < 30
+    assert processes.run(2, _one_dies, may_die=True)[0] < 30
     assert processes.run(2, _one_stalls, seconds=3.0)[0] < 7
 
 
@@ -387,5 +531,5 @@ def _other_errors_in_a_group():
 
 
 def test_processes_that_torchrun_started_find_each_other_and_say_when_one_is_lost():
-    assert processes.run(2, _lost_in_a_group) == ["told", None]
+    assert processes.run(2, _lost_in_a_group, may_die=True) == ["told", None]
     processes.run(2, _other_errors_in_a_group)

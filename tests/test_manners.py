@@ -526,6 +526,16 @@ def test_steps_that_cannot_be_made_are_skipped_and_counted(data, method):
         build(method, not_finite="ignore")
 
 
+@pytest.mark.parametrize("method", [method for method in ALL if method is not en.BayesByBackprop])
+def test_classes_that_cannot_be_drawn_stop_the_step_too(method):
+    model, x = nn.Sequential(nn.Linear(3, 2)), torch.randn(6, 3)
+    opt = method(model, num_data=9, likelihood=en.CategoricalLikelihood(), stats_every=1)
+    step(opt, x, torch.arange(6) % 2)
+    with pytest.raises(NotFiniteError, match="mean weights are unchanged"):
+        step(opt, x * math.nan, torch.arange(6) % 2)
+    step(opt, x, torch.arange(6) % 2)
+
+
 # What happens between steps.
 
 

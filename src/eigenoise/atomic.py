@@ -43,7 +43,7 @@ def write(path: str | os.PathLike, fill: Callable[[str], None], older: Path | No
     try:
         fill(temporary)
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, a user's are as the umask says
-        _sync(temporary)
+        _sync(temporary, os.O_RDWR)
         if older is not None and path.exists():
             os.replace(path, older)
         os.replace(temporary, path)
@@ -52,7 +52,7 @@ def write(path: str | os.PathLike, fill: Callable[[str], None], older: Path | No
             os.unlink(temporary)
         raise
     if os.name == "posix":  # elsewhere a folder cannot be opened
-        _sync(path.parent or ".")
+        _sync(path.parent or ".", os.O_RDONLY)
 
 
 def sweep(path: str | os.PathLike) -> None:
@@ -83,9 +83,9 @@ def write_bytes(path: str | os.PathLike, *parts: bytes | memoryview, older: Path
     write(path, fill, older)
 
 
-def _sync(path: str | os.PathLike) -> None:
+def _sync(path: str | os.PathLike, mode: int) -> None:
     """Have a file's content, or a folder's names, on the disk and not only on its way there."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, mode)
     try:
         os.fsync(handle)
     finally:

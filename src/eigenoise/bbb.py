@@ -51,8 +51,8 @@ class BayesByBackprop(VariationalOptimizer):
         betas: Adam's decay rates.
         eps: Adam's.
         init_std: σ at the start.
-        **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim`` and ``generator``
-            as for ``SamplingOptimizer``.
+        **common: ``samples``, ``parallel``, ``antithetic``, ``others``, ``overrides``, ``batch_dim``, ``generator`` and
+            ``not_finite`` as for ``SamplingOptimizer``.
     """
 
     noisy = True

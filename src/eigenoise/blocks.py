@@ -83,6 +83,11 @@ class Blocks:
             wait = self.antithetic and self.parallel is None and last is None
             self._last = [sample.clone() for sample in samples] if wait else None
 
+    @property
+    def cancels(self) -> bool:
+        """Whether the mean of the samples of a block is the mean of the weights itself."""
+        return self.antithetic and self.parallel is not None
+
     def forget(self) -> None:
         """Start counting for the next step."""
         self.count, self._last = 0, None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,13 @@ class Checkpoints:
             ValueError: if no file is good or they are of another run; they are left as they are.
         """
         atomic.sweep(self.path)
-        problems = []
+        problems, damaged = [], []
         for path in (path for path in (self.path, self.older) if path.exists()):
             try:
                 kept = read(path)
             except ValueError as error:
                 problems.append(str(error))
+                damaged.append(path)
                 continue
             if kept["settings"] != self.marks:
                 raise ValueError(
@@ -76,6 +78,7 @@ class Checkpoints:
                 take_over(kept["state"])
             except Exception as error:
                 raise ValueError(f"{path} cannot be used ({error}); delete it to start this run anew") from error
+            self._put_aside(damaged)
             if problems:
                 warnings.warn(f"{problems[0]}; the run goes on from the state before it", RuntimeWarning, stacklevel=2)
             self.spent = float(kept["seconds"])
@@ -83,10 +86,19 @@ class Checkpoints:
         if problems:
             raise ValueError(f"{'; '.join(problems)}; delete it to start this run anew")
 
+    def _put_aside(self, damaged: Sequence[Path]) -> None:
+        """Rename damaged files, which the next save would put in the place of a good one."""
+        if self.writes:
+            for path in damaged:
+                os.replace(path, path.with_name(path.name + ".damaged"))
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.ranks is None or self.ranks.rank == 0
+
     def save(self, state: dict[str, Any]) -> None:
         """Write the state of now; what was newest becomes the older file."""
-        if self.ranks is not None and self.ranks.rank:
-            return
         content = {"settings": self.marks, "state": state, "seconds": self.spent}
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -96,7 +108,7 @@ class Checkpoints:
 
     def remove(self) -> None:
         """The run is finished."""
-        if self.ranks is not None and self.ranks.rank:
+        if not self.writes:
             return
         atomic.sweep(self.path)
         self.path.unlink(missing_ok=True)
@@ -117,7 +129,8 @@ class Checkpoints:
                 now, unsaved = time.monotonic(), unsaved + 1
                 self.spent = before + now - began
                 if asked if self.ranks is None else self.ranks.any(bool(asked)):
-                    self.save(state())
+                    if self.writes:
+                        self.save(state())
                     raise KeyboardInterrupt
                 if now - last >= self.seconds or unsaved >= self.steps:
                     self._try_to_save(state, step)
@@ -126,6 +139,8 @@ class Checkpoints:
             self._try_to_save(state, step)
 
     def _try_to_save(self, state: Callable[[], dict[str, Any]], step: int) -> None:
+        if not self.writes:
+            return
         try:
             self.save(state())
         except OSError as error:
@@ -174,6 +189,7 @@ def digest(state: Any) -> str:
 
 def _leaves(name: str, state: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(state, Mapping):
+        yield f"{name}#", len(state)
         for key, value in state.items():
             yield from _leaves(f"{name}.{key}", value)
     elif isinstance(state, (list, tuple)):

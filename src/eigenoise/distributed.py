@@ -11,17 +11,24 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from eigenoise.averages import Averaged
 
 LOST = ("Connection closed", "Connection reset", "Timed out", "timed out", "timeout")  # in what gloo says
 BUCKET = 1 << 23  # numbers that one all-reduce carries, so that the next can be gathered while it runs
+
+
+class Inside(Protocol):
+    """Knows whether a training block is running."""
+
+    inside: bool
 
 
 class Ranks:
@@ -52,7 +59,8 @@ class Ranks:
         if not averages:
             return
         device = averages[0][1].device
-        work, counts = self._add(torch.tensor([float(mean.count) for mean, _ in averages], device=device).double())
+        own = torch.tensor([mean.count for mean, _ in averages], dtype=torch.float64, device=device)
+        work, counts = self._add(own)
         means = {id(average): mean for mean, average in averages}
         running = []
         for part in _buckets([average for _, average in averages]):
@@ -83,11 +91,12 @@ class Ranks:
         """
         owners = divided(costs, self.size)
         found: list[list[Tensor] | None] = [None] * len(costs)
+        together: dict[Any, list[int]] = {}  # pieces that are sent at once
+        for i, owner in enumerate(owners):
+            kind = like(i)[0]
+            together.setdefault((owner, kind.dtype, kind.device), []).append(i)
         running = []
-        for owner in range(self.size):
-            pieces = [i for i, own in enumerate(owners) if own == owner]
-            if not pieces:
-                continue
+        for (owner, *_), pieces in together.items():
             shapes = [like(i) for i in pieces]
             if owner == self.rank:
                 done = [work(i) for i in pieces]
@@ -129,9 +138,15 @@ class Ranks:
         on_gpu = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
-    def seed(self, start: int, step: int) -> int:
+    def of_first(self, number: int) -> int:
+        """What ``number`` is on the first rank."""
+        found = torch.tensor(number, dtype=torch.int64, device=self.device)
+        dist.broadcast(found, dist.get_global_rank(self.group, 0), self.group)
+        return int(found)
+
+    def seed(self, start: int, step: int, what: str = "noise") -> int:
         """Of this rank's noise at ``step``: from ``start`` and the two numbers alone, so that it need not be kept."""
-        words = f"{start} {step} {self.rank}".encode()
+        words = f"{what} {start} {step} {self.rank}".encode()
         return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big") >> 1
 
     def _add(self, flat: Tensor) -> tuple[dist.Work, Tensor]:
@@ -183,13 +198,23 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
     """The model itself, and the processes that share it if it is wrapped in ``DistributedDataParallel``.
 
     Raises:
-        ValueError: if its weights are divided between processes.
+        ValueError: if its weights are divided between processes, or it is wrapped in a way that cannot be followed.
     """
     if isinstance(model, DistributedDataParallel):
+        if model.static_graph:
+            raise ValueError(
+                "DistributedDataParallel(static_graph=True) has no place for the backward passes that statistics take "
+                "at some steps: leave static_graph out"
+            )
         group = model.process_group
         return model.module, (Ranks(group) if dist.get_world_size(group) > 1 else None)
     if not isinstance(model, nn.Module):  # said elsewhere
         return model, None
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "a part of the model is wrapped in DistributedDataParallel, or the wrapped one is wrapped once more, as by "
+            "torch.compile: give the optimiser the DistributedDataParallel itself, around the whole model"
+        )
     sharded = [name for name, param in model.named_parameters() if hasattr(param, "device_mesh")]
     if sharded or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(
@@ -200,20 +225,41 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
     return model, None
 
 
-def refuse_wrapping_later(model: nn.Module) -> None:
-    """Make the first forward pass of a bare ``model`` an error if it happens inside ``DistributedDataParallel``."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return
+class _LooksForWrapping:
+    """A hook before a model's forward pass, until the first one of a training block."""
 
-    def look(module: nn.Module, inputs: Any) -> None:
-        handle.remove()
+    def __init__(self, blocks: Inside):
+        self.blocks = blocks
+        self.handle: RemovableHandle | None = None
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        if not (self.blocks.inside and torch.is_grad_enabled()):
+            return
+        if self.handle is not None:
+            self.handle.remove()
         if DistributedDataParallel._active_ddp_module is not None:
             raise RuntimeError(
                 "the model runs inside DistributedDataParallel, but its optimiser was given the model alone and would "
                 "let processes drift apart: give it the wrapped model"
             )
 
-    handle = model.register_forward_pre_hook(look)
+    def __reduce__(self) -> Any:
+        return _nothing, ()  # a copy of the model has no optimiser
+
+
+def _nothing() -> Any:
+    return _ignored
+
+
+def _ignored(module: nn.Module, inputs: Any) -> None:
+    """What becomes of the hook in a copy."""
+
+
+def refuse_wrapping_later(model: nn.Module, blocks: Inside) -> None:
+    """Make the first training pass of a bare ``model`` an error if it happens inside ``DistributedDataParallel``."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        look = _LooksForWrapping(blocks)
+        look.handle = model.register_forward_pre_hook(look)
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -39,6 +39,7 @@ class Skips:
     def __init__(self, policy: str):
         self.policy = checks.choice("not_finite", policy, POLICIES)
         self.count = self._in_a_row = 0
+        self._warned = False
 
     def made(self) -> None:
         """A step was made."""
@@ -50,7 +51,8 @@ class Skips:
             raise error
         self.count += 1
         self._in_a_row += 1
-        if self._in_a_row == MOST:
+        if self._in_a_row >= MOST:
             raise error
-        if self.count == 1:
+        if not self._warned:
+            self._warned = True
             warnings.warn(f"{error}; the step is skipped, and so are others like it", RuntimeWarning, stacklevel=4)

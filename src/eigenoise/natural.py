@@ -254,7 +254,7 @@ class NaturalGradient(VariationalOptimizer):
         """Statistics of all ranks on each; the prior's pull is at the mean of all samples."""
         if self._stats_due:
             ranks.add_up(self.statistics.averages())
-        return self.blocks.drawn if self.noisy else []
+        return self.blocks.drawn if self.noisy and not self.blocks.cancels else []
 
     def _update_fishers(self) -> None:
         """Statistics, decompositions and re-initialisations that are due at this step."""
@@ -303,9 +303,8 @@ class NaturalGradient(VariationalOptimizer):
 
     def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
         for slot in active:
-            if slot.name not in self.statistics.seen and any(
-                p.grad is not None and p.grad.any() for p in slot.layer.params
-            ):
+            seen = slot.name in self.statistics.seen or any(mean.count for mean, _ in slot.fisher.averages())
+            if not seen and any(p.grad is not None and p.grad.any() for p in slot.layer.params):
                 raise RuntimeError(
                     f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
                     "layer, its forward ran outside sampled_params(), or hooks do not reach it (reentrant "

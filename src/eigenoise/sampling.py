@@ -45,9 +45,11 @@ class SamplingOptimizer(Optimizer):
             ``"point"``, a point estimate.
         overrides: the same choice for a module's or parameter's name and everything below it.
         batch_dim: the axis of a Linear's input that counts examples, 1 for sequence-first models.
-        generator: source of all noise; by default one seeded from torch's global generator.
+        generator: source of all noise; by default one seeded from torch's global generator. With several processes it
+            is seeded anew at every step, from the first one's seed and for each process differently.
         not_finite: what ``step`` does when the loss, a gradient or a statistic is NaN or infinite: ``"raise"``, or
-            ``"skip"`` the step, warn once and count it in ``skipped``; 20 in a row are an error all the same.
+            ``"skip"`` the step, warn once and count it in ``skipped``; 20 in a row are an error all the same. Running
+            averages of batch norm have seen the batch all the same; ``settle_batch_norm`` takes them anew.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class SamplingOptimizer(Optimizer):
         self._check_hyper(hyper)
         if generator is not None and not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, but a {type(generator).__name__} came")
+        bare = model
         model, self.ranks = unwrapped(model)
         treatments = treat(model, others, overrides, batch_dim)
         self.model = model
@@ -96,7 +99,10 @@ class SamplingOptimizer(Optimizer):
             raise ValueError(f"generator must be on the model's device, {device}, but it is on {generator.device}")
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
         self.steps = 0
-        self._seed = self.generator.initial_seed()
+        self._seed = self.generator.initial_seed() % 2**63
+        if self.ranks is not None:
+            self._seed = self.ranks.of_first(self._seed)
+        self._met = False  # whether it was seen that all ranks have the same weights
         self._reseed()
         self._in_closure = False
         self._checked: list[Any] = []  # hyperparameters known to be good
@@ -104,8 +110,8 @@ class SamplingOptimizer(Optimizer):
         self._mean_loss: Tensor | None = None
         super().__init__(self._group_params(), dict(hyper))
         self._closed = False
-        if self.ranks is None:
-            refuse_wrapping_later(model)
+        if bare is model:
+            refuse_wrapping_later(model, self.blocks)
 
     @property
     def skipped(self) -> int:
@@ -257,16 +263,28 @@ class SamplingOptimizer(Optimizer):
 
     def _meet(self, ranks: Ranks, loss: Tensor) -> Tensor:
         """Have on every rank what all ranks gathered, so that their steps are the same; the mean loss."""
-        if self.steps % CHECK_RANKS == 0:
+        both = torch.stack([loss.double(), torch.tensor(float(self.steps), device=loss.device).double()])
+        ranks.average_([both])
+        if float(both[1]) != self.steps:
+            raise RuntimeError(
+                f"this process is at step {self.steps}, others are elsewhere: all must load the same state dict, or "
+                "none"
+            )
+        if self.steps % CHECK_RANKS == 0 or not self._met:
             ranks.refuse_different(
                 (param.grad for param in self.params if param.grad is not None),
                 "gradients differ between processes: call the model that is wrapped in DistributedDataParallel, not "
                 "the one inside, and leave no_sync() for the last backward pass before step()",
             )
-        loss = loss.clone()
-        ranks.average_([loss, *self._share(ranks)])
+            ranks.refuse_different(
+                (slot.mean for slot in self.slots),
+                "weights differ between processes: all must load the same state dicts, of the model and of the "
+                "optimiser, or none",
+            )
+            self._met = True
+        ranks.average_(self._share(ranks))
         ranks.add_up(self.likelihood.averages())
-        return loss
+        return both[0].to(loss.dtype)
 
     def _reseed(self) -> None:
         """Give each of several ranks noise of its own, which the step's number and one seed decide."""
@@ -296,7 +314,7 @@ class SamplingOptimizer(Optimizer):
                     losses.append(closure())
             finally:
                 self._in_closure = False
-            grads = [param.grad for param in params]
+            grads = [None if param.grad is None else param.grad.clone() for param in params]  # DDP may reuse its memory
             total = [g if t is None else t if g is None else t + g for t, g in zip(total, grads, strict=True)]
         for param, grad in zip(params, total, strict=True):
             param.grad = grad

@@ -210,7 +210,8 @@ class Statistics:
     def _vectors(self, f: Tensor) -> Tensor:
         """Vectors ``(v, *f.shape)`` whose outer products have the Fisher of f as their sum, or as its expectation."""
         if self.fisher == "sampled":
-            return self.likelihood.score(f, self.likelihood.sample(f, self.generator)).unsqueeze(0)
+            finite = f.nan_to_num(0.0, 0.0, 0.0)  # what is not finite shows in the score, and stops the step everywhere
+            return self.likelihood.score(f, self.likelihood.sample(finite, self.generator)).unsqueeze(0)
         if f.ndim > 2 and self.likelihood.stack is None:
             raise ValueError(
                 f"fisher='exact' needs one target for each example, but the output has the shape {tuple(f.shape)}; "

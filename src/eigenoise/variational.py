@@ -163,7 +163,7 @@ class VariationalOptimizer(SamplingOptimizer):
         self.steps = own["steps"]
         self._mean_loss = None if own["mean_loss"] is None else own["mean_loss"].clone()
         self.generator.set_state(own["generator"].cpu())
-        self._seed, self.skips.count = own["seed"], own["skipped"]
+        self._seed, self.skips.count, self._met = own["seed"], own["skipped"], False
         self._reseed()
         self._forget()
 

@@ -83,9 +83,10 @@ def cifar10(
             for name in wanted
         ]
         atomic.folder(out)
-        show.check_comparable([*show.collect(out), *({"settings": run.settings()} for run in todo)], str(out))
+        new = [{"settings": run.settings(), "processes": processes} for run in todo]
+        show.check_comparable([*show.collect(out), *new], str(out))
         for run in todo:  # whatever is wrong with old results of any is said before the first begins
-            study.check(run, out, resume)
+            study.check(run, out, resume, processes)
         _run_cifar10(todo, out, folder, device, resume, tensorboard if first else None, quiet or not first, ranks)
         if not first:
             return

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 GRID = 100  # coverages that are looked up; between them levels are interpolated
-LARGEST = 1 - 1e-6  # level of an interval that is still finite
+LARGEST = 1 - 1e-12  # level of an interval that is still finite
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,14 @@ class Calibration:
         found = []
         for each in below:
             wanted, order = (2 * each.flatten() - 1).abs().sort()
-            share = weight.flatten()[order] / weight.sum()
-            middle = share.cumsum(0) - share / 2  # the part of rows below each, itself counted half
+            own = weight.flatten()[order]
+            # Of n rows the i-th is where i/(n + 1) of new ones are expected to lie below; a weight counts rows.
+            last = own.cumsum(0)
+            first = last - own + own.clamp_max(1.0)
+            places = torch.stack([first, last], -1).flatten() / (weight.sum() + 1)
             ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
-            points = torch.cat([ends[:1], middle, ends[1:]])
-            values = torch.cat([ends[:1], wanted, ends[1:]])
+            points = torch.cat([ends[:1], places, ends[1:]])
+            values = torch.cat([ends[:1], wanted.repeat_interleave(2), ends[1:]])
             found.append(_interpolated(torch.linspace(0, 1, GRID + 1, dtype=torch.float64), points, values))
         return cls(torch.stack(found))
 

@@ -203,7 +203,7 @@ def choose(
     members: int,
     progress: Progress = lambda what, part: None,
 ) -> Choice:
-    """Train one candidate after the other on parts of the rows, while each makes held-out rows clearly more likely.
+    """Train one candidate after the other on parts of the rows, and take those that make the rest clearly more likely.
 
     Args:
         plan: how.
@@ -232,9 +232,10 @@ def choose(
             if patience is not None and epoch - steadily_best(looks).epochs >= patience * every:
                 break
         own = steadily_best(looks)
-        if best is not None and not own.clearly_better_than(best):
-            break  # and those after it would hardly be
-        best = own
+        if best is None or own.clearly_better_than(best):
+            best = own
+        elif best.candidate.hidden:
+            break  # networks that are freer still would hardly be better; but than a linear model they may be
     assert best is not None
     return best
 

@@ -45,6 +45,7 @@ def check_comparable(results: Sequence[Mapping[str, Any]], where: str) -> None:
         cell = own.pop("method"), own.pop("setting")
         del own["seed"]
         recipes[json.dumps([*cell, own.pop("options")])] = cell
+        own["processes"] = result.get("processes", 1)
         budgets[json.dumps(own)] = own
     if len(budgets) > 1:
         keys = [key for key in next(iter(budgets.values())) if len({str(own.get(key)) for own in budgets.values()}) > 1]

@@ -121,7 +121,8 @@ def run_cifar10(
         ValueError: for settings that cannot be, files that are not this run's, or a device that is not there.
         DataFileError: if data is missing or damaged.
     """
-    done = check(run, out, resume)
+    processes = 1 if ranks is None else ranks.size
+    done = check(run, out, resume, processes)
     if done is not None:
         return done
     target = existing_device(device)
@@ -140,7 +141,6 @@ def run_cifar10(
         seed=run.seed,
         ranks=ranks,
     )
-    processes = 1 if ranks is None else ranks.size
     marks = json.dumps({**run.settings(), "device": target.type, "processes": processes})
     kept = checkpoints(run, out, marks, ranks)
     kept.resume(training.load_state_dict)
@@ -150,12 +150,20 @@ def run_cifar10(
     for _ in kept.kept(training.run(), training.state_dict):
         on_step(training)
     if ranks is not None and ranks.rank:
+        while ranks.any(False):  # the first one is testing, and says so after every pass: nobody waits too long
+            pass
         return None
+
+    def passed() -> None:
+        on_pass()
+        if ranks is not None:
+            ranks.any(True)
+
     damaged = corrupted(test, run.corrupted) if run.corrupted else {}
     content = {
         "format": FORMAT,
         "settings": run.settings(),
-        "scores": evaluate(training, test, strange, run.samples, damaged=damaged, on_pass=on_pass),
+        "scores": evaluate(training, test, strange, run.samples, damaged=damaged, on_pass=passed),
         "curve": training.curve,
         "spectra": spectra(training.optimizer) if isinstance(training.optimizer, NaturalGradient) else {},
         "epochs": training.epochs,
@@ -167,16 +175,23 @@ def run_cifar10(
     }
     atomic.write_json(out / f"{run.name}.json", content)
     kept.remove()
+    if ranks is not None:
+        ranks.any(False)
     return json.loads(json.dumps(content))
 
 
-def check(run: Run, out: Path, resume: bool) -> dict[str, Any] | None:
-    """The result of ``run`` if it is in ``out`` already, else None.
+def check(run: Run, out: Path, resume: bool, processes: int = 1) -> dict[str, Any] | None:
+    """The result of ``run`` by so many processes if it is in ``out`` already, else None.
 
     Raises:
         ValueError: if there are files of another run, or a checkpoint that is not to be gone on with.
     """
     done = runs.finished(out / f"{run.name}.json", run.settings(), FORMAT)
+    if done is not None and done.get("processes", 1) != processes:
+        raise ValueError(
+            f"{out / run.name}.json is the result of {done.get('processes', 1)} processes, not {processes}; choose "
+            "another folder or move it away"
+        )
     kept = checkpoints(run, out)
     if done is None and kept.exist and not resume:
         raise ValueError(f"{kept.path} is a stopped run: go on with --resume, or delete it to start anew")

@@ -126,7 +126,7 @@ class Training:
         """What decides about shifts and mirrors: the same source as for the order, or each process's own."""
         if self.ranks is None:
             return self.random
-        return torch.Generator().manual_seed(self.ranks.seed(self.seed, len(self.curve)))
+        return torch.Generator().manual_seed(self.ranks.seed(self.seed, len(self.curve), "shifts"))
 
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs."""
