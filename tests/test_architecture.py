@@ -77,7 +77,17 @@ MODEL_ORDER = ["chain", "stacked", "mlp", "vgg", "resnet", "encoder", "__init__"
 BENCH_ORDER = ["cases", "steps", "peers", "measure", "memory", "growth", "show", "run", "__init__"]
 CLI_ORDER = ["base", "tables", "report", "demo", "uci", "cifar10", "bench", "data", "__init__"]
 VISION_ORDER = ["point", "recipes", "training", "scores", "study", "show", "__init__"]
-ESTIMATOR_ORDER = ["rows", "calibration", "network", "progress", "mlp", "keeping", "__init__"]
+ESTIMATOR_ORDER = [
+    "rows",
+    "calibration",
+    "network",
+    "progress",
+    "base",
+    "regressor",
+    "classifier",
+    "keeping",
+    "__init__",
+]
 TABULAR_ORDER = ["reading", "schema", "baselines", "learning", "__init__"]
 LIKELIHOOD_ORDER = ["base", "gaussian", "classes", "__init__"]
 

@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor, mlp
+from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor, base
 from eigenoise.estimators.calibration import Calibration
 from eigenoise.estimators.network import Candidate, Choice, Stack, steadily_best, untouched
 from eigenoise.estimators.rows import Rows, Scale, one_pass, parts
@@ -286,7 +286,7 @@ def test_a_single_division_is_tried_with_the_whole_ensemble(diabetes, kind, monk
     sizes = []
     init = Stack.__init__
     monkeypatch.setattr(Stack, "__init__", lambda self, *a: (init(self, *a), sizes.append(tuple(self.index.shape)))[0])
-    monkeypatch.setattr(mlp, "FEW", 100)
+    monkeypatch.setattr(base, "FEW", 100)
     one = kind(**SHORT, kl_weight=1.0, prior_var=1.0, members=3).fit(x, y if kind is BayesianMLPRegressor else y > 140)
     assert sizes == [(3, 240), (3, 300)]
     assert np.isfinite(one.validation_log_likelihood_)

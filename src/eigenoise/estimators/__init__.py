@@ -1,5 +1,6 @@
 """scikit-learn estimators: Bayesian networks for tables."""
 
-from eigenoise.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
+from eigenoise.estimators.classifier import BayesianMLPClassifier
+from eigenoise.estimators.regressor import BayesianMLPRegressor
 
 __all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]

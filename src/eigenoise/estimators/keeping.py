@@ -12,8 +12,9 @@ import torch
 
 from eigenoise import checks
 from eigenoise.estimators.calibration import GRID, Calibration
-from eigenoise.estimators.mlp import BayesianMLPClassifier, BayesianMLPRegressor
+from eigenoise.estimators.classifier import BayesianMLPClassifier
 from eigenoise.estimators.network import Candidate, Choice, Plan
+from eigenoise.estimators.regressor import BayesianMLPRegressor
 from eigenoise.estimators.rows import Scale
 from eigenoise.posterior import Posterior
 
