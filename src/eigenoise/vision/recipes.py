@@ -62,7 +62,7 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 # Step size, λ and η for plain, D, B and D+B, chosen on held-out images with so many training images.
 TUNED_ON = 5_000
 _CHOSEN: Mapping[str, tuple[tuple[float, float, float], ...]] = {
-    "sgd": ((0.01, 0.3, 0.1), (0.02, 0.1, 0.1), (0.05, 0.3, 1.0), (0.02, 0.1, 0.1)),
+    "sgd": ((0.01, 0.3, 0.1), (0.02, 0.1, 0.1), (0.02, 0.3, 1.0), (0.02, 0.1, 0.1)),
     "kfac": ((0.03, 0.3, 0.01), (0.03, 0.1, 0.01), (1.0, 0.3, 1.0), (1.0, 0.1, 1.0)),
     "noisy-kfac": ((0.03, 0.003, 0.1), (0.03, 0.0003, 0.1), (1.0, 0.1, 1.0), (1.0, 0.003, 1.0)),
     "noisy-ekfac": ((0.03, 0.1, 0.01), (0.03, 0.01, 0.01), (1.0, 0.3, 1.0), (0.3, 0.03, 1.0)),
