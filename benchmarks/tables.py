@@ -57,18 +57,25 @@ def run(name: str, division: int) -> dict:
     }
 
 
-def show(results: dict) -> None:
-    print(f"{'table':10} {'rows':>6} {'s':>5} | {'in 90 %':>7} | log-likelihood: eigenoise, less ridge, less boosting")
+def cells(results: dict) -> list[list[str]]:
+    """A row for each table: rows learned from, part in the 90 % interval, log-likelihood, and less the others'."""
+    found = []
     for name, divisions in results["tables"].items():
         each = list(divisions.values())
         by = {kind: np.array([d["scores"][kind]["ll"] for d in each]) for kind in each[0]["scores"]}
-        cells = [f"{by['eigenoise'].mean():8.3f}"]
+        inside = np.mean([d["scores"]["eigenoise"]["in90"] for d in each])
+        row = [name, f"{each[0]['rows']:,}", f"{inside:.1%}".replace("%", " %"), f"{by['eigenoise'].mean():.3f}"]
         for kind in REGRESSORS:
             less = by["eigenoise"] - by[kind]
-            cells.append(f"{less.mean():+.3f} ± {less.std(ddof=1) / len(less) ** 0.5:.3f}" if len(less) > 1 else "")
-        inside = np.mean([d["scores"]["eigenoise"]["in90"] for d in each])
-        seconds = np.mean([d["seconds"] for d in each])
-        print(f"{name:10} {each[0]['rows']:6} {seconds:5.1f} | {inside:7.1%} | {'  '.join(cells)}")
+            row.append(f"{less.mean():+.3f} ± {less.std(ddof=1) / len(less) ** 0.5:.3f}" if len(less) > 1 else "")
+        found.append([cell.replace("-", "−") for cell in row])
+    return found
+
+
+def show(results: dict) -> None:
+    heads = ["table", "rows", "in 90 %", "log-likelihood", "less ridge's", "less boosting's"]
+    for row in [heads, *cells(results)]:
+        print(f"{row[0]:10} {row[1]:>6} {row[2]:>8} {row[3]:>15}  {row[4]:16} {row[5]}")
 
 
 def main() -> None:

@@ -197,6 +197,16 @@ def test_the_classification_recipes_are_what_tuning_chose():
         assert {**own, **chosen, "width": 0.0} == {**own, "width": 0.0}, f"{method} {setting.name}: {chosen}"
 
 
+def test_the_tables_page_is_what_the_result_file_says(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    tables = importlib.import_module("tables")
+    text = (ROOT / "docs" / "tables.md").read_text()
+    rows = tables.cells(json.loads(tables.OUT.read_text()))
+    assert len(rows) == 9
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in text
+
+
 def test_costs_on_the_pages_are_those_of_the_committed_results():
     results = json.loads((ROOT / "benchmarks" / "results" / "bench" / "bench.json").read_text())
     table = show.summary(results).markdown().splitlines()[2:]
