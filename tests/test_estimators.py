@@ -292,6 +292,19 @@ def test_a_single_division_is_tried_with_the_whole_ensemble(diabetes, kind, monk
     assert np.isfinite(one.validation_log_likelihood_)
 
 
+def test_small_networks_train_with_one_thread_and_leave_the_number_as_it_was(diabetes, monkeypatch):
+    x, y, *_ = diabetes
+    torch.set_num_threads(2)
+    used = []
+    passes = Stack.passes
+    monkeypatch.setattr(Stack, "passes", lambda self, n: (used.append(torch.get_num_threads()), passes(self, n))[1])
+    BayesianMLPRegressor(**FIXED).fit(x, y)
+    monkeypatch.setattr(base, "SMALL", 5)
+    BayesianMLPRegressor(**FIXED).fit(x, y)
+    assert used == [1, 2]
+    assert torch.get_num_threads() == 2
+
+
 def test_no_lucky_look_decides():
     def look(epoch, value):
         return Choice(Candidate((), 1.0, 1.0), epoch, *untouched(1), value)

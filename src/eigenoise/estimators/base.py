@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,6 +39,7 @@ from eigenoise.presets import METHODS
 from eigenoise.spectra import spectra
 
 FEW = 2_000  # rows up to which held-out parts cover the whole table
+SMALL = 256  # units of a layer up to which a second thread costs more time than it saves
 
 
 class BayesianMLP(BaseEstimator):
@@ -128,7 +130,7 @@ class BayesianMLP(BaseEstimator):
             raise ValueError(AS_THEY_ARE)
         scale = self.x_scale_ if goes_on else Scale.of(rows.x, rows.weight)
         rows = dataclasses.replace(rows, x=scale.standardise(rows.x))
-        with shown(self.verbose) as progress:
+        with shown(self.verbose) as progress, threads_for(max(rows.x.shape[1], *hidden, outputs)):
             choice = self.choice_ if goes_on else self._choose(plan, hidden, rows, progress)
             index = torch.arange(len(rows)).expand(int(self.members), -1)
             stack = Stack(plan, rows, index, choice.candidate)
@@ -181,6 +183,18 @@ class BayesianMLP(BaseEstimator):
         table = x.expand(self.members_, -1, -1)
         # A copy, as samples are written into it: several threads may ask at once.
         return predict(copy.deepcopy(self.model_), self.posterior_, table, samples=each)
+
+
+@contextmanager
+def threads_for(widest: int) -> Iterator[None]:
+    """Within the block torch works with one thread if no layer is wider than ``SMALL``, else with as many as before."""
+    before = torch.get_num_threads()
+    if widest <= SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
