@@ -43,7 +43,7 @@ classification: $(VENV)/.ready  ## run the classification study, also for hours 
 		$(BIN)/eigenoise cifar10 --method $(FOUR) $$setting --seed $$seed --train-size 5000 --steps 400 \
 			--out $(IMAGES) --resume || exit 1; \
 	done; done
-	$(BIN)/eigenoise cifar10 --method sgd,noisy-ekfac --bn --aug --epochs 10 --corrupted 500 --out $(IMAGES)_long --resume
+	$(BIN)/eigenoise cifar10 --method sgd,noisy-ekfac --bn --aug --epochs 4 --corrupted 500 --out $(IMAGES)_long --resume
 	$(BIN)/python benchmarks/vision_pages.py
 
 docs: $(VENV)/.ready  ## build the pages of docs/ into site/
