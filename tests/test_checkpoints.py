@@ -134,7 +134,7 @@ def test_wherever_a_save_ends_a_whole_state_is_there(states, monkeypatch, dies_i
     replace = os.replace
 
     class Killed(BaseException):
-        pass
+        """As by SIGKILL: nothing may be relied on to catch it."""
 
     def rename(*args):
         calls["count"] += 1
