@@ -4,13 +4,14 @@
 
 Every process has one thread and a batch of 128 random images. Steps of each kind (plain, with statistics, with a new
 basis) are timed by the clock and weighed by how often they come in a cycle of 200. Beside it, as what the machine
-allows: as many processes that do the same steps and know nothing of each other. What is sent is counted, and compared
-with what docs/scaling.md says. Results are written to benchmarks/results/processes.json.
+allows: as many processes that do the same steps and know nothing of each other. What is kept and sent is
+counted, and compared with the formulas of cost_model.py. Results are written to benchmarks/results/processes.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from cost_model import vgg16
 from rich.progress import track
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -51,15 +53,11 @@ class Counted:
         return call
 
 
-def expected(model: nn.Module) -> dict[str, float]:
-    """Numbers sent in a step beside gradients, by the table in docs/scaling.md, amortised over a cycle."""
-    structured = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    sides = [(m.weight.shape[0], m.weight[0].numel() + (m.bias is not None)) for m in structured]
-    weights, squares = sum(p * n for p, n in sides), sum(p * p + n * n for p, n in sides)
-    return {
-        "all_reduce": weights + (weights + squares) / STATS_EVERY,
-        "broadcast": (squares + sum(p + n for p, n in sides)) / CYCLE,
-    }
+def kept() -> int:
+    """Bytes of all tensors that are alive."""
+    with torch._C.DisableTorchFunctionSubclass():  # a parameter that is looked at would be worked out
+        storages = [each.untyped_storage() for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def work(rank: int, count: int, together: bool, rounds: int, folder: str) -> None:
@@ -69,8 +67,9 @@ def work(rank: int, count: int, together: bool, rounds: int, folder: str) -> Non
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
     torch.manual_seed(0)
     case = CASES["c"]()
+    before_all = kept()
     model: nn.Module = case.make()
-    wanted = expected(model)
+    layers = vgg16()
     if together and count > 1:
         model = DistributedDataParallel(model)
     likelihood = en.CategoricalLikelihood()
@@ -104,12 +103,19 @@ def work(rank: int, count: int, together: bool, rounds: int, folder: str) -> Non
                 step()
                 seconds.setdefault(kind, []).append(time.perf_counter() - start)
                 sent[kind] = {name: counted.sent[name] - before[name] for name in before}
+    step()
+    numbers = (kept() - before_all) / 4
     shares = {kind: share for kind, (_, share) in stepper.kinds().items()}
     content = {
         "seconds": sum(shares[kind] * statistics.median(seconds[kind]) for kind in shares),
         "kinds": {kind: [shares[kind], statistics.median(seconds[kind])] for kind in shares},
         "sent": {name: sum(shares[k] * sent[k][name] for k in shares) for name in counted.sent},
-        "expected": wanted,
+        "expected": {
+            "all_reduce": layers.total(lambda x: x.reduced),
+            "broadcast": layers.total(lambda x: x.broadcast),
+            "kept": layers.total(lambda x: x.kept),
+        },
+        "kept": numbers,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "batch": len(case.x),
     }
@@ -130,6 +136,7 @@ def measured(count: int, together: bool, rounds: int) -> dict[str, Any]:
         "kinds": slowest["kinds"],
         "sent": slowest["sent"],
         "expected": slowest["expected"],
+        "kept": slowest["kept"],
         "peak_mb": max(each["peak_mb"] for each in ranks),
     }
 

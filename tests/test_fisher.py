@@ -248,6 +248,24 @@ def test_large_moments_are_multiplied_out_up_to_the_diagonal_only(monkeypatch):
         torch.testing.assert_close(side.moments, wanted)
 
 
+@pytest.mark.parametrize("halved", [False, True])
+@pytest.mark.parametrize("parts", ["nothing", "total", "products", "both"])
+def test_a_gathered_sum_is_written_whatever_the_memory_held(monkeypatch, halved, parts):
+    monkeypatch.setattr("eigenoise.averages.HALVED", N if halved else 512)
+    mean, wanted = PendingMean(), torch.zeros(N, N)
+    if parts in ("total", "both"):
+        mean.add(torch.full((N, N), 2.0), 1)
+        wanted += 2
+    if parts in ("products", "both"):
+        for _ in range(2):
+            x = torch.randn(1, N)
+            mean.add(Product(x, x), 1)
+            wanted += x.mT @ x
+    out = torch.full((N, N), torch.nan)
+    mean.write_to(out)
+    torch.testing.assert_close(out, wanted)
+
+
 def test_a_product_that_overflows_is_noticed():
     product = Product(torch.full((1, P), 1e200), torch.full((1, N), 1e200))
     assert not torch.isfinite(product.bound())

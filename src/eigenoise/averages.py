@@ -78,7 +78,7 @@ class PendingMean:
             return False
         keep = 1.0 - rate
         if self.total is not None:
-            average.lerp_(self.total / self.count, rate)
+            average.lerp_(self.total.div_(self.count), rate)
             keep = 1.0
         for product in self.products:
             product.add_to(average, keep, rate / self.count)
@@ -86,12 +86,20 @@ class PendingMean:
         self.clear()
         return True
 
-    def multiplied_out(self, like: Tensor) -> Tensor:
-        """The sum that was gathered as one tensor, with the shape of ``like``; zeros if there is none."""
-        total = torch.zeros_like(like) if self.total is None else self.total
+    def write_to(self, out: Tensor) -> None:
+        """Multiply out the sum that was gathered, zeros if there is none, into memory that holds anything."""
+        keep = 1.0
+        if self.total is not None:
+            out.copy_(self.total)
+        elif self.products:
+            keep = 0.0  # of what is there nothing, not even a NaN
+        else:
+            out.zero_()
         for product in self.products:
-            total = total + product.value()
-        return total
+            product.add_to(out, keep, 1.0)
+            keep = 1.0
+        if any(product.is_halved for product in self.products):
+            mirror_(out)
 
     def replace(self, total: Tensor, count: int) -> None:
         """Have gathered this instead."""

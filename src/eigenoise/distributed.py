@@ -64,13 +64,16 @@ class Ranks:
         means = {id(average): mean for mean, average in averages}
         running = []
         for part in _buckets([average for _, average in averages]):
-            sums = [means[id(average)].multiplied_out(average) for average in part]
-            running.append((part, *self._add(torch._utils._flatten_dense_tensors(sums))))
+            flat = part[0].new_empty(sum(average.numel() for average in part))
+            sums = torch._utils._unflatten_dense_tensors(flat, part)
+            for average, total in zip(part, sums, strict=True):
+                means[id(average)].write_to(total)
+            running.append((part, sums, self._add(flat)[0]))
         work.wait()
         count = dict(zip(means, map(round, counts.tolist()), strict=True))
-        for part, work, flat in running:
+        for part, sums, work in running:
             work.wait()
-            for average, total in zip(part, torch._utils._unflatten_dense_tensors(flat, part), strict=True):
+            for average, total in zip(part, sums, strict=True):
                 means[id(average)].replace(total, count[id(average)])
 
     def divide(
