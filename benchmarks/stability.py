@@ -1,13 +1,14 @@
 """Train small networks for 20,000 steps on data that break optimisers, and say how each run ended.
 
-    python benchmarks/stability.py [--steps 20000] [--method noisy-ekfac,bbb] [--trouble "constant inputs"] [--show]
+    python benchmarks/stability.py [--steps 20000] [--method noisy-ekfac,bbb] [--trouble "constant inputs"] [--no-guard]
+    python benchmarks/stability.py --show
 
 Every method, λ in 1, 0.1, 0.01 and step sizes of 0.1, 0.01, 0.001, in float32, on five kinds of trouble: dead ReLUs,
-constant inputs, collinear inputs, duplicate examples, and all of them at once with classes. The means, and a sample
-of the posterior at the end, are looked at for NaN. A run ends in one of these ways:
+constant inputs, collinear inputs, duplicate examples, and all at once with classes and a constant input of 1,000. The
+means, and a sample of the posterior at the end, are looked at for NaN. A run ends in one of these ways:
 
 - learned: its last 1,000 losses are below the best constant guess's;
-- no better than a guess: they are not;
+- no better than a guess: they are not; of these, "warned" says how many were told so by a warning;
 - stopped: an error said that the settings are hopeless;
 - NaN: one got into the means. There must be none.
 
@@ -58,7 +59,7 @@ def data(trouble: str) -> tuple[Tensor, Tensor, float]:
     if trouble in ("collinear inputs", ALL):
         x[:, 4:6] = x[:, :2] - 2 * x[:, 2:4]
     if trouble in ("constant inputs", ALL):
-        x[:, 6], x[:, 7] = 0.0, 1000.0
+        x[:, 6], x[:, 7] = 0.0, 1000.0 if trouble == ALL else 1.0
     signal = torch.sin(2 * x[:, 0]) + x[:, 1] * x[:, 2]
     y = signal + 0.1 * torch.randn(N, generator=chance)
     if trouble in ("duplicate examples", ALL):
@@ -92,15 +93,16 @@ def healthy(model: nn.Module, opt: Any, x: Tensor) -> bool:
         return checks.all_finite([*model.parameters(), model(x)])
 
 
-def train(method: str, trouble: str, kl_weight: float, lr: float, steps: int) -> dict[str, Any]:
+def train(method: str, trouble: str, kl_weight: float, lr: float, steps: int, guard: bool = True) -> dict[str, Any]:
     """One run and how it ended."""
     x, y, guess = data(trouble)
     model = network(trouble)
     likelihood = en.CategoricalLikelihood() if trouble == ALL else en.GaussianLikelihood()
     generator = torch.Generator().manual_seed(1)
-    opt = METHODS[method](
-        model, num_data=N, likelihood=likelihood, lr=lr, kl_weight=kl_weight, prior_var=1.0, generator=generator
-    )
+    options = {"lr": lr, "kl_weight": kl_weight, "prior_var": 1.0, "generator": generator}
+    if not guard:
+        options["guard"] = False
+    opt = METHODS[method](model, num_data=N, likelihood=likelihood, **options)
     order = torch.Generator().manual_seed(2)
     losses: list[float] = []
     result: dict[str, Any] = {"guess": guess}
@@ -135,14 +137,14 @@ def wanted(methods: list[str], troubles: list[str]) -> Iterator[tuple[str, str, 
                 yield from ((method, trouble, kl_weight, lr) for kl_weight in WEIGHTS for lr in RATES)
 
 
-def show(results: dict[str, Any]) -> None:
+def show(runs: dict[str, Any]) -> None:
     """How runs ended, by method and trouble."""
-    ends = ("learned", "no better than a guess", "stopped", "NaN")
+    ends = ("learned", "no better than a guess", "warned", "stopped", "NaN")
     print(f"{'trouble':22} {'method':12} " + " ".join(f"{end:>12.12}" for end in ends))
     groups: dict[tuple[str, str], Counter] = {}
-    for key, run in results["runs"].items():
+    for key, run in runs.items():
         trouble, method, *_ = json.loads(key)
-        groups.setdefault((trouble, method), Counter())[run["end"]] += 1
+        groups.setdefault((trouble, method), Counter()).update([run["end"], *["warned"] * bool(run["warnings"])])
     for (trouble, method), counts in groups.items():
         print(f"{trouble:22} {method:12} " + " ".join(f"{counts[end]:12}" for end in ends))
     total = sum(groups.values(), Counter())
@@ -155,9 +157,10 @@ def main() -> None:
     parser.add_argument("--method", default=",".join(METHODS))
     parser.add_argument("--trouble", default=";".join(TROUBLES), help="separated by semicolons")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--no-guard", action="store_true", help="natural gradients as the paper has them")
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
-    kept = {"steps": args.steps, "runs": {}, "environment": runs.environment()}
+    kept: dict[str, Any] = {"steps": args.steps, "runs": {}, "unguarded": {}, "environment": runs.environment()}
     if args.out.exists():
         kept = json.loads(args.out.read_text())
     if not args.show:
@@ -165,16 +168,20 @@ def main() -> None:
             parser.error(f"{args.out} has runs of {kept['steps']} steps: give another --out")
         torch.set_num_threads(1)
         todo = list(wanted(args.method.split(","), args.trouble.split(";")))
+        found = kept["unguarded" if args.no_guard else "runs"]
         with watching() as watch:
             task = watch.task("runs", len(todo))
             for done, (method, trouble, kl_weight, lr) in enumerate(todo):
                 key = json.dumps([trouble, method, kl_weight, lr])
-                if key not in kept["runs"]:
-                    kept["runs"][key] = train(method, trouble, kl_weight, lr, args.steps)
+                if key not in found:
+                    found[key] = train(method, trouble, kl_weight, lr, args.steps, not args.no_guard)
                     atomic.write_json(args.out, kept)
-                task.to(done + 1, f"{key}: {kept['runs'][key]['end']}")
+                task.to(done + 1, f"{key}: {found[key]['end']}")
             task.end()
-    show(kept)
+    show(kept["runs"])
+    if kept["unguarded"]:
+        print("\nwithout the guard")
+        show(kept["unguarded"])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ ORDER = [
     "watch",
     "checks",
     "finite",
+    "losses",
     "linalg",
     "averages",
     "distributed",
@@ -43,6 +44,7 @@ ORDER = [
     "variational",
     "statistics",
     "clip",
+    "guard",
     "turns",
     "natural",
     "optim",
@@ -169,3 +171,19 @@ def test_help_answers_without_torch(arguments):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0
     assert result.stderr.split() == ["False", "False"]
+
+
+def test_any_module_can_be_the_first_that_is_imported():
+    names = [".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in sorted(SOURCE.rglob("*.py"))]
+    names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+    script = f"""
+import sys, importlib
+import torch
+for name in {names!r}:
+    for old in [each for each in sys.modules if each.split(".")[0] == "eigenoise"]:
+        del sys.modules[old]
+    importlib.import_module(name)
+print("all")
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "all\n", done.stderr

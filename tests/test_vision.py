@@ -570,3 +570,28 @@ def test_several_processes_stop_together_and_go_on_bit_for_bit(cache, tmp_path, 
     alone = run_cifar10(run(setting=BOTH, steps=5), tmp_path, cache)
     assert wanted["epochs"] == 2 * alone["epochs"]
     assert found["digest"] != alone["digest"]
+
+
+def _one_is_killed(cache, out):
+    study.CHECKPOINT_STEPS = 2
+
+    def on_step(training):
+        if len(training.curve) == 3 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(RuntimeError):  # what it says is tested where processes meet
+        run_cifar10(run(setting=BOTH, steps=5), out, cache, ranks=Ranks(dist.group.WORLD), on_step=on_step)
+    return "told"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_after_one_process_was_killed_all_go_on_from_the_last_checkpoint(cache, tmp_path, hears):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    wanted, _ = processes.run(2, _in_two_processes, cache, whole, None)
+    assert processes.run(2, _one_is_killed, cache, broken, may_die=True) == ["told", None]
+    assert len(read(broken / ".noisy-ekfac-D+B-0.checkpoint")["state"]["curve"]) == 2
+    found, _ = processes.run(2, _in_two_processes, cache, broken, None, True)
+    assert found["digest"] == wanted["digest"]
+    assert found["scores"] == wanted["scores"]

@@ -4,7 +4,7 @@ Names are loaded when the first of them is asked for, so that the command line a
 """
 
 from importlib import import_module
-from sys import modules
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from eigenoise.version import __version__
@@ -39,11 +39,10 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that exist
 
     def __getattr__(name: str) -> Any:
         if not name.startswith("_"):
-            public = import_module("eigenoise.public")
+            if find_spec(f"eigenoise.{name}") is not None:  # without the others, which may be what asks for it
+                return import_module(f"eigenoise.{name}")
             if name in __all__:
-                return getattr(public, name)
-            if f"eigenoise.{name}" in modules:  # loaded with the others
-                return modules[f"eigenoise.{name}"]
+                return getattr(import_module("eigenoise.public"), name)
         raise AttributeError(f"module 'eigenoise' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

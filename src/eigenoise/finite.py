@@ -13,8 +13,8 @@ POLICIES = ("raise", "skip")
 MOST = 20  # steps in a row that are skipped
 
 
-def what_is_not(step: int, loss: Tensor, gradients: Sequence[Tensor]) -> checks.NotFiniteError:
-    """An error that names what is not finite at ``step``, and what to do about it."""
+def what_is_not(step: int, loss: Tensor, gradients: Sequence[Tensor], before: str) -> checks.NotFiniteError:
+    """An error that names what is not finite at ``step``, and what to do about it; ``before``, what led to it."""
     if not checks.all_finite([loss]):
         culprit, remedy = "the loss", "check this batch's inputs and targets, or lower lr"
     elif not checks.all_finite(list(gradients)):
@@ -22,7 +22,7 @@ def what_is_not(step: int, loss: Tensor, gradients: Sequence[Tensor]) -> checks.
     else:
         culprit, remedy = "a statistic or the step", "check this batch's inputs, or raise damping or kl_weight"
     return checks.NotFiniteError(
-        f"{culprit} is NaN or infinite at step {step}: the mean weights are unchanged; {remedy}"
+        f"{culprit} is NaN or infinite at step {step}: the mean weights are unchanged; {before or remedy}"
     )
 
 

@@ -20,6 +20,7 @@ from eigenoise import checks, state
 from eigenoise.clip import clipped, on_host
 from eigenoise.distributed import Ranks
 from eigenoise.fisher import Diagonal, Eigen, Fisher
+from eigenoise.guard import guard
 from eigenoise.layers import BareParameter, ConvLayer, LinearLayer, MatrixLayer
 from eigenoise.likelihoods import Likelihood
 from eigenoise.posterior import Posterior
@@ -66,6 +67,9 @@ class NaturalGradient(VariationalOptimizer):
         init: the Fisher starts as this times the identity.
         warmup: let the first statistics replace that start faster than the moving averages would: update k counts at
             least 1/(k + 1).
+        guard: before a step, raise the Fisher where this step's gradient is far larger than it allows for, see
+            ``guard``; without it, as in the paper, a direction that was flat for long and suddenly matters can throw
+            the mean away.
         eigenbasis: whether layers keep their means in their eigenbasis, see ``rotated``; by default those large enough
             to gain by it. Between a block and its step their ``.grad`` is in that basis.
         noise: ``"shared"``, one weight sample for the whole batch; ``"per-example"``: each row that a Linear layer sees
@@ -108,6 +112,7 @@ class NaturalGradient(VariationalOptimizer):
         kl_clip: float | None = None,
         init: float = 1.0,
         warmup: bool = True,
+        guard: bool = True,
         eigenbasis: bool | None = None,
         noise: str = "auto",
         conv_basis: str = "full",
@@ -123,7 +128,7 @@ class NaturalGradient(VariationalOptimizer):
                 raise ValueError("noise='per-example' draws for every example, not parallel or antithetic samples")
             self.noise = "shared"
         self.init = checks.number("init", init, open_low=True)
-        self.warmup = bool(warmup)
+        self.warmup, self.guard = bool(warmup), bool(guard)
         self.stats_every = checks.integer("stats_every", stats_every)
         self.scale_every = self.stats_every if scale_every is None else checks.integer("scale_every", scale_every)
         self.refresh_every = checks.integer("refresh_every", refresh_every)
@@ -282,6 +287,8 @@ class NaturalGradient(VariationalOptimizer):
         self._recheck_prior()
         self._gather_gradients(active, damping)
         self._update_fishers()  # it turns gradients that are kept in a basis into the new one
+        if self.guard:
+            guard(active, loss, group["ema_scale"], damping)
         keep = group["momentum"]
         momenta = [slot.gradient for slot in active]
         torch._foreach_lerp_(momenta, [slot.momentum for slot in active], keep)
@@ -302,15 +309,7 @@ class NaturalGradient(VariationalOptimizer):
             slot.keep_momentum()
 
     def _check_statistics(self, active: list[FisherSlot], loss: Tensor) -> None:
-        for slot in active:
-            seen = slot.name in self.statistics.seen or any(mean.count for mean, _ in slot.fisher.averages())
-            if not seen and any(p.grad is not None and p.grad.any() for p in slot.layer.params):
-                raise RuntimeError(
-                    f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
-                    "layer, its forward ran outside sampled_params(), or hooks do not reach it (reentrant "
-                    "checkpointing; torch.compile(model) where model.compile() would do); "
-                    f"overrides={{{slot.name!r}: 'diagonal'}} treats it as a bare parameter"
-                )
+        self.statistics.refuse_unseen(active)
         grads = [p.grad for p in self.params if p.grad is not None]
         if not checks.all_finite([loss, *grads, *self.statistics.pending()]):
             self._stop_at_nan(loss)

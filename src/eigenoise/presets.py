@@ -66,6 +66,7 @@ _PAPER_NATURAL = {
     "stats_every": 1,
     "fisher": "sampled",
     "layer_clip": None,
+    "guard": False,
 }
 _PAPER_METHODS: Mapping[str, Mapping[str, Any]] = {
     "bbb": {**_PAPER_COMMON, "lr": 1e-3},  # the paper does not say: Adam's own default
@@ -135,7 +136,7 @@ def best_recipe(
             optimizer |= {"fisher": "exact", **slower}
         return dataclasses.replace(recipe, epochs=300, optimizer=optimizer, noise_scale=noise_scale)
     if method != "bbb":
-        optimizer |= {"fisher": "exact", **natural}
+        optimizer |= {"fisher": "exact", "guard": False, **natural}
     if method in _REFRESH and "stats_every" in natural:
         optimizer[_REFRESH[method]] = 10 * natural["stats_every"]
     if lr is not None:

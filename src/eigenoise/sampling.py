@@ -21,6 +21,7 @@ from eigenoise.distributed import Ranks, refuse_wrapping_later, unwrapped
 from eigenoise.finite import Skips, what_is_not
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
+from eigenoise.losses import RunningLoss
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment, treat
 
@@ -106,8 +107,8 @@ class SamplingOptimizer(Optimizer):
         self._reseed()
         self._in_closure = False
         self._checked: list[Any] = []  # hyperparameters known to be good
-        self._losses: list[Tensor] = []  # those backpropagated since the last step
-        self._mean_loss: Tensor | None = None
+        self._losses: list[Tensor] = []  # backpropagated since the last step
+        self.losses = RunningLoss(likelihood.stack or 1)
         super().__init__(self._group_params(), dict(hyper))
         self._closed = False
         if bare is model:
@@ -254,8 +255,7 @@ class SamplingOptimizer(Optimizer):
         self.skips.made()
         self.blocks.swap.restore()
         self.likelihood.update(self.param_groups[0]["num_data"], self.samples)
-        rate = 1 / min(self.steps + 1, 100)
-        self._mean_loss = loss if self._mean_loss is None else torch.lerp(self._mean_loss, loss, rate)
+        self.losses.add(loss, self.steps)
         self.steps += 1
         self._reseed()
         self._forget()
@@ -335,7 +335,8 @@ class SamplingOptimizer(Optimizer):
 
     def _stop_at_nan(self, loss: Tensor) -> None:
         """Forget what was gathered for this step and raise, naming what is not finite."""
-        error = what_is_not(self.steps, loss, [p.grad for p in self.params if p.grad is not None])
+        gradients = [p.grad for p in self.params if p.grad is not None]
+        error = what_is_not(self.steps, loss, gradients, self.losses.trouble())
         self._forget()
         raise error
 

@@ -33,7 +33,7 @@ def checked(
     if own is None or own["method"] != method:
         came = "another library's" if own is None else f"one of {own['method']}"
         raise ValueError(f"the state must be one of {method}, but it is {came}")
-    missing = {"steps", "mean_loss", "generator", "seed", "skipped", "likelihood", "slots"} - set(own)
+    missing = {"steps", "losses", "generator", "seed", "skipped", "likelihood", "slots"} - set(own)
     if missing:
         raise ValueError(f"the state lacks {sorted(missing)}")
     if list(own["slots"]) != list(tensors):

@@ -73,6 +73,10 @@ class FisherSlot(Slot):
         draw = functools.partial(self.draw, generator, spread, damping) if share else None
         self.keeper.fresh = FreshNoise(self.fisher.inverse(damping), spread, generator, draw)
 
+    def coordinates(self) -> Tensor:
+        """The gradient as coordinates in the Fisher's basis; not to be written to."""
+        return self.gradient if self._basis is None else self.fisher.rotate(self.gradient)
+
     def solve(self, V: Tensor, damping: float) -> tuple[Tensor, Tensor]:
         """(F + γI)⁻¹V (eqs 3, 4, 21), as coordinates in the Fisher's basis, and Vᵀ(F + γI)⁻¹V, ``()`` or ``(s,)``."""
         coordinates = V if self._basis is None else self.fisher.rotate(V)
@@ -196,6 +200,18 @@ class Statistics:
     def averages(self) -> list[Averaged]:
         """Of all Fishers, with what was gathered for them."""
         return [each for slot in self.slots for each in slot.fisher.averages()]
+
+    def refuse_unseen(self, active: Sequence[FisherSlot]) -> None:
+        """Raise RuntimeError for a layer that has a gradient but no statistics."""
+        for slot in active:
+            seen = slot.name in self.seen or any(mean.count for mean, _ in slot.fisher.averages())
+            if not seen and any(p.grad is not None and p.grad.any() for p in slot.layer.params):
+                raise RuntimeError(
+                    f"layer {slot.name!r} got a gradient but no statistics: its weight is used without calling the "
+                    "layer, its forward ran outside sampled_params(), or hooks do not reach it (reentrant "
+                    "checkpointing; torch.compile(model) where model.compile() would do); "
+                    f"overrides={{{slot.name!r}: 'diagonal'}} treats it as a bare parameter"
+                )
 
     def pending(self) -> list[Tensor]:
         """The sums that the next ``commit`` of the Fishers would use."""

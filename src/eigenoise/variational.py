@@ -107,9 +107,9 @@ class VariationalOptimizer(SamplingOptimizer):
             raise RuntimeError(
                 "elbo_terms() averages losses of sampled weights, and there are none here; use elbo(x, y)"
             )
-        if self._mean_loss is None:
+        if self.losses.mean is None:
             raise RuntimeError("elbo_terms() averages training losses, and there was no step yet; use elbo(x, y)")
-        return self._terms(-self._mean_loss / (self.likelihood.stack or 1))
+        return self._terms(-self.losses.mean / (self.likelihood.stack or 1))
 
     def _terms(self, log_likelihood: Tensor) -> ElboTerms:
         group = self.param_groups[0]
@@ -136,7 +136,7 @@ class VariationalOptimizer(SamplingOptimizer):
         own = {
             "method": type(self).__name__,
             "steps": self.steps,
-            "mean_loss": self._mean_loss,
+            "losses": self.losses.state(),
             "generator": self.generator.get_state(),
             "seed": self._seed,
             "skipped": self.skipped,
@@ -161,7 +161,7 @@ class VariationalOptimizer(SamplingOptimizer):
             for name, tensor in parts.items():
                 tensor.copy_(own["slots"][slot][name])
         self.steps = own["steps"]
-        self._mean_loss = None if own["mean_loss"] is None else own["mean_loss"].clone()
+        self.losses.load(own["losses"])
         self.generator.set_state(own["generator"].cpu())
         self._seed, self.skips.count, self._met = own["seed"], own["skipped"], False
         self._reseed()

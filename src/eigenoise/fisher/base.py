@@ -96,6 +96,16 @@ class Fisher(ABC):
         """Eigenvalues ``(..., p, n)`` of the damped Fisher, in the order of the basis, as a new tensor."""
 
     @abstractmethod
+    def expect(self, G: Tensor, rate: float, damping: float) -> None:
+        """Raise F to what an update from a gradient ``G (..., p, n)``, coordinates in the basis, would leave at least.
+
+        Args:
+            G: larger than F + γI allows for, of one leading index or another; where it is not, nothing changes.
+            rate: of the update.
+            damping: γ.
+        """
+
+    @abstractmethod
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """N(loc, scale·(F + γI)⁻¹) as a distribution over ``(..., p, n)`` (eqs 10, 11, 14)."""
 
@@ -104,6 +114,10 @@ class Fisher(ABC):
         """The tensors that make up the structure, by name."""
 
     # What follows from it.
+
+    def strain(self, G: Tensor, damping: float) -> Tensor:
+        """The largest G²/(r + γ), ``()``, for coordinates ``G (..., p, n)`` in the basis."""
+        return G.square().mul_(self.inverse(damping)).max()
 
     def pending(self) -> list[Tensor]:
         """Numbers that are finite only if all is that the next ``commit`` would use; none if there is nothing."""

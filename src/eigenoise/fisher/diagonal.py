@@ -72,6 +72,11 @@ class Diagonal(Fisher):
         """The diagonal r."""
         return {"r": self.r}
 
+    def expect(self, G: Tensor, rate: float, damping: float) -> None:
+        """R ← max(r, rate·G²)."""
+        torch.maximum(self.r, G.square().mul_(rate), out=self.r)
+        self._cache.clear()
+
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """Independent normals with variance scale/(r + γ)."""
         return Independent(Normal(loc, self.inverse_root(damping) * scale**0.5), self.event_dims)

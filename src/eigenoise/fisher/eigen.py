@@ -117,6 +117,11 @@ class Eigen(Fisher):
         """R + γ (eq. 14)."""
         return self._damped(self.R, damping)
 
+    def expect(self, G: Tensor, rate: float, damping: float) -> None:
+        """R ← max(R, rate·G²)."""
+        torch.maximum(self.R, G.square().mul_(rate), out=self.R)
+        self._cache.clear()
+
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
         """The EMVG with variance scale/(R + γ) in the basis (eqs 13, 14)."""
         variance = scale * self.inverse(damping)

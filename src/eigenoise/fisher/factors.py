@@ -12,6 +12,8 @@ from eigenoise.averages import Averaged
 from eigenoise.fisher.sides import Change, FixedSide, FullSide
 from eigenoise.fisher.taps import TapChange, TapSide
 
+SMALLEST = 1e-15  # eigenvalue of a side that is divided by
+
 
 @dataclass(frozen=True)
 class BasisChange:
@@ -75,6 +77,21 @@ class KroneckerFactors:
         self.inputs.commit(ema)
         self.out.commit(ema)
 
+    def expect(self, G: Tensor, rate: float, damping: float) -> None:
+        """Add to A and S, and to their eigenvalues until the next decomposition, what a gradient G says of them.
+
+        For a matrix normal G with covariances S and A, S is the mean of G·A⁻¹·Gᵀ/n, and A that of Gᵀ·S⁻¹·G/p.
+
+        Args:
+            G: ``(..., p, n)``, coordinates in the basis; zeros add nothing.
+            rate: how much of it is added.
+            damping: γ, whose root is added to the eigenvalues that are divided by.
+        """
+        rows = (G / _deviations(self.inputs.values, damping).unsqueeze(-2)).mT
+        columns = G / _deviations(self.out.values, damping).unsqueeze(-1)
+        for side, x in ((self.out, rows), (self.inputs, columns)):
+            side.add(x, rate / x.shape[-2])
+
     def averages(self) -> list[Averaged]:
         """A and S with what was gathered for them."""
         return [*self.inputs.averages(), *self.out.averages()]
@@ -131,3 +148,8 @@ class KroneckerFactors:
     def state(self) -> dict[str, Tensor]:
         """A, S, their bases and eigenvalues."""
         return {**self.inputs.state("A", "in"), **self.out.state("S", "out")}
+
+
+def _deviations(values: Tensor, damping: float) -> Tensor:
+    """Roots of eigenvalues ``(..., k)`` that are to be divided by: no less than a thousandth of their mean."""
+    return (values + damping**0.5).maximum(1e-3 * values.mean(-1, keepdim=True)).clamp_min_(SMALLEST).sqrt_()

@@ -74,6 +74,12 @@ class FullSide:
         self._mirrored = not any(product.is_halved for product in self._pending.products) and self._mirrored
         self._pending.blend_into(self._moments, ema)
 
+    def add(self, x: Tensor, weight: float) -> None:
+        """Add ``weight``·Σ xxᵀ of rows ``x (..., r, k)`` in the basis to the moments, its diagonal to the values."""
+        own = self.turn_back(x)
+        self.moments.add_(matmul(own.mT, own), alpha=weight)
+        self.values.add_(x.square().sum(-2), alpha=weight)
+
     def averages(self) -> list[Averaged]:
         """The moments with what was gathered for them."""
         return [(self._pending, self._moments)]
@@ -136,6 +142,9 @@ class FixedSide:
         """Nothing."""
 
     def commit(self, ema: float) -> None:
+        """Nothing."""
+
+    def add(self, x: Tensor, weight: float) -> None:
         """Nothing."""
 
     def averages(self) -> list[Averaged]:

@@ -126,6 +126,15 @@ class TapSide:
         for pending, average in self._averages:
             pending.blend_into(average, ema)
 
+    def add(self, x: Tensor, weight: float) -> None:
+        """Add ``weight``·Σ xxᵀ of rows ``x (..., r, k)`` in the basis to the moments, its diagonal to the values."""
+        patches, rest = self.q.split(self.turn_back(x))
+        modes = self.q.modes(patches)
+        self.tap_moments.add_(matmul(patches, patches.mT), alpha=weight)
+        self.moments.add_(matmul(modes.mT, modes), alpha=weight)
+        self.rest.add_(rest.square().sum(-2), alpha=weight)
+        self.values.add_(x.square().sum(-2), alpha=weight)
+
     def averages(self) -> list[Averaged]:
         """Each of the moments with what was gathered for it."""
         return list(self._averages)

@@ -48,6 +48,7 @@ _NATURAL = {
     "stats_every": 10,
     "stats_fraction": 1 / 8,
     "layer_clip": 1e-3,
+    "guard": False,
 }
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"momentum": 0.9},

@@ -1,0 +1,39 @@
+"""Gradients that are far larger than a layer's Fisher allows for: it is raised before the step is made.
+
+A direction that was flat for long, such as the weights of a dead ReLU, has the prior's noise and steps of g/γ_in. When
+it suddenly matters, a single batch would throw the mean away, and the next samples too, until the moving averages have
+caught up. Had R been updated from this very batch, it would be at least ω̃·g²: the mean of squared gradients is no less
+than the square of their mean. So that is what it is made, at once. K-FAC's A and S take the gradient in as well as they
+can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from eigenoise.clip import on_host
+from eigenoise.statistics import FisherSlot
+
+
+def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float) -> None:
+    """R ← max(R, ω̃·g²) in layers where R + γ_in is smaller than that; A and S of K-FAC likewise.
+
+    Args:
+        slots: with their gradients g of this step, in the Fishers' bases of now.
+        loss: of this step; if it or a gradient is no number, nothing is done, as there will be no step.
+        rate: ω̃.
+        damping: γ_in.
+    """
+    gradients = [slot.coordinates() for slot in slots]
+    strains = [
+        slot.fisher.strain(gradient, slot.intrinsic(damping)) for slot, gradient in zip(slots, gradients, strict=True)
+    ]
+    found = on_host([*strains, loss])
+    if not np.isfinite(found).all():
+        return
+    for slot, gradient, strain in zip(slots, gradients, found[:-1], strict=True):
+        if rate * strain.max() > 1:
+            slot.fisher.expect(gradient, rate, slot.intrinsic(damping))
