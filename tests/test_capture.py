@@ -212,6 +212,7 @@ def build(
         "momentum": 0.0,
         "ema_factors": 1.0,
         "ema_scale": 1.0,
+        "guard": False,  # statistics alone are looked at
         "stats_every": 1,
         "warmup": False,
         "generator": torch.Generator().manual_seed(3),
@@ -1047,6 +1048,7 @@ def test_rows_of_one_example_are_its_positions(fisher, sequence_first):
             batch_dim=int(sequence_first),
             ema_factors=1.0,
             ema_scale=1.0,
+            guard=False,
         )
         with opt.sampled_params():
             likelihood.nll(model(x), y).backward()

@@ -54,7 +54,7 @@ def surprised(method, *, guard, quiet=400):
     x, y = calm()
     x[:, 1] = 1.0
     before = model[0].weight.detach().clone()
-    step(model, opt, x, y + 10)
+    step(model, opt, x, y + 30)
     samples = torch.stack([opt.posterior.sample(torch.Generator().manual_seed(i))["0.weight"] for i in range(50)])
     return (model[0].weight - before)[:, 1].abs().max(), samples[..., 1].std(0).mean()
 

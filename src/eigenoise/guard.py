@@ -17,6 +17,8 @@ from torch import Tensor
 from eigenoise.clip import on_host
 from eigenoise.statistics import FisherSlot
 
+LARGEST = 0.03  # rate: gradients that are not many times what is expected are nobody's business
+
 
 def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float) -> None:
     """R ← max(R, ω̃·g²) in layers where R + γ_in is smaller than that; A and S of K-FAC likewise.
@@ -24,9 +26,10 @@ def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float
     Args:
         slots: with their gradients g of this step, in the Fishers' bases of now.
         loss: of this step; if it or a gradient is no number, nothing is done, as there will be no step.
-        rate: ω̃.
+        rate: ω̃; more than 0.03 counts as that.
         damping: γ_in.
     """
+    rate = min(rate, LARGEST)
     gradients = [slot.coordinates() for slot in slots]
     strains = [
         slot.fisher.strain(gradient, slot.intrinsic(damping)) for slot, gradient in zip(slots, gradients, strict=True)
