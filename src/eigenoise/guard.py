@@ -9,9 +9,10 @@ can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from eigenoise.clip import on_host
@@ -31,12 +32,10 @@ def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float
     """
     rate = min(rate, LARGEST)
     gradients = [slot.coordinates() for slot in slots]
-    strains = [
-        slot.fisher.strain(gradient, slot.intrinsic(damping)) for slot, gradient in zip(slots, gradients, strict=True)
-    ]
+    roots = [slot.fisher.inverse_root(slot.intrinsic(damping)) for slot in slots]
+    strains = torch._foreach_norm(torch._foreach_mul(gradients, roots), ord=math.inf)  # largest |g|/√(R + γ_in)
     found = on_host([*strains, loss])
-    if not np.isfinite(found).all():
-        return
-    for slot, gradient, strain in zip(slots, gradients, found[:-1], strict=True):
-        if rate * strain.max() > 1:
-            slot.fisher.expect(gradient, rate, slot.intrinsic(damping))
+    if math.isfinite(found.sum()) and rate * found[:-1].max() ** 2 > 1:
+        for slot, gradient, strain in zip(slots, gradients, found[:-1], strict=True):
+            if rate * strain.max() ** 2 > 1:
+                slot.fisher.expect(gradient, rate, slot.intrinsic(damping))

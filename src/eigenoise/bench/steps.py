@@ -140,7 +140,8 @@ _LARGE_LINEAR = {
     "noisy EK-FAC, one sample for the batch": _ours(en.NoisyEKFAC, eig_every=CYCLE, noise="shared"),
     "noisy EK-FAC, fixed input basis": _ours(en.NoisyEKFAC, eig_every=CYCLE, fixed_inputs=["0"]),
 }
+_GUARD = {"noisy EK-FAC, no guard": _ours(en.NoisyEKFAC, eig_every=CYCLE, guard=False)}
 _CONVOLUTIONS = {"noisy EK-FAC, factored basis": _ours(en.NoisyEKFAC, eig_every=CYCLE, conv_basis="factored")}
 MORE: Mapping[str, Mapping[str, Callable[[Case], Stepper]]] = MappingProxyType(  # for single cases, by their names
-    {"a": STUDY, "b": _LARGE_LINEAR, "c": _CONVOLUTIONS, "c+bn": _CONVOLUTIONS}
+    {"a": {**_GUARD, **STUDY}, "b": {**_GUARD, **_LARGE_LINEAR}, "c": _CONVOLUTIONS, "c+bn": _CONVOLUTIONS}
 )

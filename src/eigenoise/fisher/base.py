@@ -115,10 +115,6 @@ class Fisher(ABC):
 
     # What follows from it.
 
-    def strain(self, G: Tensor, damping: float) -> Tensor:
-        """The largest G²/(r + γ), ``()``, for coordinates ``G (..., p, n)`` in the basis."""
-        return G.square().mul_(self.inverse(damping)).max()
-
     def pending(self) -> list[Tensor]:
         """Numbers that are finite only if all is that the next ``commit`` would use; none if there is nothing."""
         return [number for mean, _ in self.averages() for number in mean.pending()]
