@@ -76,15 +76,10 @@ class Layer:
         """What its decompositions cost."""
         return 0.0 if self.diagonal else float(self.p) ** 3 + float(self.n) ** 3
 
-    @property
-    def turned(self) -> float:
-        """Multiplications of a step that turn the sample into weights and the gradient into the basis."""
-        return 0.0 if self.diagonal else 2.0 * self.weights * (self.p + self.n)
-
 
 @dataclass(frozen=True)
 class Network:
-    """Layers, and the positions of the whole batch that each layer sees, as a rough mean for the forward pass."""
+    """Layers by name."""
 
     name: str
     layers: tuple[Layer, ...]

@@ -197,6 +197,36 @@ def test_the_classification_recipes_are_what_tuning_chose():
         assert {**own, **chosen, "width": 0.0} == {**own, "width": 0.0}, f"{method} {setting.name}: {chosen}"
 
 
+def test_the_scaling_page_is_what_the_cost_model_and_the_result_files_say(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    model = importlib.import_module("cost_model")
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    found = json.loads((model.RESULTS / "processes.json").read_text())
+    one = found["together"]["1"]["images_per_second"]
+    for count, own in found["together"].items():
+        speed, apart = own["images_per_second"], found["apart"].get(count, found["together"]["1"])["images_per_second"]
+        row = f"{speed:.1f} | {speed / one:.2f} | {apart / one:.2f} | {own['peak_mb']:,.0f} |"
+        assert row in text, row
+    measured, vgg = json.loads(model.OUT.read_text()), model.vgg16()
+    kept = found["together"]["1"]["kept"]
+    assert f"{vgg.total(lambda x: x.kept) / 1e6:.2f} million numbers kept against {kept / 1e6:.2f}" in text
+    kinds = found["together"]["1"]["kinds"]
+    guesses = [model.foretold(vgg, kinds, count, measured)["mean of a cycle"] for count in (2, 4)]
+    timed = [found["together"][count]["seconds"] for count in ("2", "4")]
+    words = "{:.2f} s with two processes and {:.2f} s with four, where {:.2f} s and {:.2f} s were timed"
+    assert words.format(*guesses, *timed) in text
+    for network in (model.resnet50(), model.VIT, model.BILLION):
+        alone, eight = (model.busiest(network.each(), ranks) for ranks in (1, 8))
+        weights, kept = network.total(lambda x: x.weights), network.total(lambda x: x.kept)
+        sent = network.total(lambda x: x.weights + x.reduced + x.broadcast)
+        row = (
+            f"{weights / 1e6:,.0f} million | {4e-9 * kept:.2f} GB | {4e-9 * sent:.2f} GB | "
+            f"{model.seconds_of(alone[0], measured):,.1f} s | "
+            f"{model.seconds_of(eight[0], measured):.1f} s | {model.seconds_of(alone[1], measured):.1f} s |"
+        )
+        assert row in text, row
+
+
 def test_the_tables_page_is_what_the_result_file_says(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     tables = importlib.import_module("tables")
