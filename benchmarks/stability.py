@@ -137,6 +137,14 @@ def wanted(methods: list[str], troubles: list[str]) -> Iterator[tuple[str, str, 
                 yield from ((method, trouble, kl_weight, lr) for kl_weight in WEIGHTS for lr in RATES)
 
 
+def ends(runs: dict[str, Any], method: str) -> list[tuple[int, int]]:
+    """For each kind of trouble how many runs of a method learned, and how many there are; empty if there are none."""
+    found = [
+        [run["end"] for key, run in runs.items() if json.loads(key)[:2] == [trouble, method]] for trouble in TROUBLES
+    ]
+    return [(each.count("learned"), len(each)) for each in found] if any(found) else []
+
+
 def show(runs: dict[str, Any]) -> None:
     """How runs ended, by method and trouble."""
     ends = ("learned", "no better than a guess", "warned", "stopped", "NaN")

@@ -227,6 +227,33 @@ def test_the_scaling_page_is_what_the_cost_model_and_the_result_files_say(monkey
         assert row in text, row
 
 
+def test_the_page_of_what_breaks_is_what_the_result_files_say(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    text = (ROOT / "docs" / "robustness.md").read_text()
+    kills, fuzz, stability = (importlib.import_module(name) for name in ("kills", "fuzz", "stability"))
+    killed = json.loads(kills.OUT.read_text())["methods"].values()
+    assert sum(each["kills"] for each in killed) >= 200
+    for each in killed:
+        assert each["same_bytes"]
+        row = f"| {each['kills']} | {each['left_half_a_file']} | {each['passes']} | {each['passes_in_vain']} | yes |"
+        assert row in text, row
+    for name, counts in json.loads(fuzz.OUT.read_text())["readers"].items():
+        assert f"| {name} | {sum(counts.values()):,} | {counts['understood']} | {counts['refused']} |" in text
+    found = json.loads(stability.OUT.read_text())
+    for kind, label in (("runs", ""), ("unguarded", " without the guard")):
+        assert not any(run["end"] == "NaN" for run in found[kind].values())
+        for name, method in (
+            ("noisy EK-FAC", "noisy-ekfac"),
+            ("noisy K-FAC", "noisy-kfac"),
+            ("noisy Adam", "noisy-adam"),
+        ):
+            ends = stability.ends(found[kind], method)
+            if ends:
+                cells = (f"{learned} of {count}" if count else "" for learned, count in ends)
+                row = f"| {name}{label} | {' | '.join(cells)} |"
+                assert row in text, row
+
+
 def test_the_tables_page_is_what_the_result_file_says(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     tables = importlib.import_module("tables")
