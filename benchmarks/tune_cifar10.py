@@ -94,16 +94,6 @@ WIDE = {  # the same for networks of the study's width: where there are any, the
         "B": [(0.01, 0.3, 1.0), (0.02, 0.3, 0.1), (0.02, 0.3, 1.0), (0.05, 0.3, 1.0)],
         "D+B": [(0.01, 0.1, 0.1), (0.02, 0.1, 0.1)],
     },
-    "noisy-kfac": {
-        "plain": [
-            (0.03, 0.001, 0.001),
-            (0.03, 0.003, 0.001),
-            (0.03, 0.003, 0.01),
-            (0.03, 0.01, 0.001),
-            (0.03, 0.03, 0.001),
-        ],
-        "D": [(0.03, 0.001, 0.001), (0.03, 0.003, 0.001)],
-    },
 }
 FLAT = {  # λ and η of noisy EK-FAC with R started as the identity: tried first, and not to be chosen
     "plain": tuple((weight, 0.1) for weight in (0.003, 0.01, 0.03, 0.1, 0.3)),
