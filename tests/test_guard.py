@@ -139,3 +139,17 @@ def test_nothing_is_raised_for_a_step_that_cannot_be_made(bad):
     with pytest.raises(FloatingPointError):
         step(model, opt, 1e6 * x, y * bad)
     assert all(torch.equal(slot.fisher.R, was) for slot, was in zip(opt.slots, before, strict=True))
+
+
+@pytest.mark.parametrize("method", ["EKFAC", "KFAC"])
+def test_without_noise_extrinsic_damping_is_protection_enough(method, monkeypatch):
+    """With λ = 0 directions without any curvature would surprise at every step."""
+    raised = []
+    for structure in (Eigen, Kronecker):
+        monkeypatch.setattr(structure, "expect", lambda self, G, rate, damping: raised.append(1))
+    model, opt = regression(method, kl_weight=0.0, damping=1.0, ema_scale=0.2)
+    for _ in range(100):
+        step(model, opt, *calm())
+    x, y = calm()
+    step(model, opt, x + 0.1, y)  # the second input is no longer zero
+    assert not raised

@@ -2,9 +2,9 @@
 
 A direction that was flat for long, such as the weights of a dead ReLU, has the prior's noise and steps of g/γ_in. When
 it suddenly matters, a single batch would throw the mean away, and the next samples too, until the moving averages have
-caught up. Had R been updated from this batch's own gradients, it would be at least ω̃·g²: the mean of their squares is no
-less than the square of their mean. So that is what it is made, at once. K-FAC's A and S take the gradient in as well as
-they can.
+caught up. Had R been updated from this batch's own gradients, it would be at least ω̃·g², as the mean of their squares
+is no less than the square of their mean. So that is what it is made, at once. K-FAC's A and S take the gradient in as
+well as they can.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float
         slots: with their gradients g of this step, in the Fishers' bases of now.
         loss: of this step; if it or a gradient is no number, nothing is done, as there will be no step.
         rate: ω̃; more than 0.03 counts as that.
-        damping: γ_in.
+        damping: γ_in, or γ if there is no noise that γ_ex would not bound.
     """
     rate = min(rate, LARGEST)
     gradients = [slot.coordinates() for slot in slots]

@@ -287,12 +287,12 @@ class NaturalGradient(VariationalOptimizer):
         self._recheck_prior()
         self._gather_gradients(active, damping)
         self._update_fishers()  # it turns gradients that are kept in a basis into the new one
+        extra = group["damping"]
         if self.guard:
-            guard(active, loss, group["ema_scale"], damping)
+            guard(active, loss, group["ema_scale"], damping if self.noisy else damping + extra)
         keep = group["momentum"]
         momenta = [slot.gradient for slot in active]
         torch._foreach_lerp_(momenta, [slot.momentum for slot in active], keep)
-        extra = group["damping"]
         solved = (slot.solve(m, slot.intrinsic(damping) + extra) for slot, m in zip(active, momenta, strict=True))
         directions, sizes = zip(*solved, strict=True)
         table = on_host([*sizes, loss])
