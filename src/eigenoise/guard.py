@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,9 +34,11 @@ def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float
     rate = min(rate, LARGEST)
     gradients = [slot.coordinates() for slot in slots]
     roots = [slot.fisher.inverse_root(slot.intrinsic(damping)) for slot in slots]
-    strains = torch._foreach_norm(torch._foreach_mul(gradients, roots), ord=math.inf)  # largest |g|/√(R + γ_in)
-    found = on_host([*strains, loss])
-    if math.isfinite(found.sum()) and rate * found[:-1].max() ** 2 > 1:
-        for slot, gradient, strain in zip(slots, gradients, found[:-1], strict=True):
-            if rate * strain.max() ** 2 > 1:
-                slot.fisher.expect(gradient, rate, slot.intrinsic(damping))
+    ends = [end for ratio in torch._foreach_mul(gradients, roots) for end in torch.aminmax(ratio)]  # of g/√(R + γ_in)
+    found = on_host([*ends, loss])
+    if not math.isfinite(found.sum()):
+        return
+    strains = np.square(found[:-1]).reshape(len(slots), -1).max(1)
+    for slot, gradient, strain in zip(slots, gradients, strains, strict=True):
+        if rate * strain > 1:
+            slot.fisher.expect(gradient, rate, slot.intrinsic(damping))
