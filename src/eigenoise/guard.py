@@ -9,7 +9,6 @@ well as they can.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +35,7 @@ def guard(slots: Sequence[FisherSlot], loss: Tensor, rate: float, damping: float
     roots = [slot.fisher.inverse_root(slot.intrinsic(damping)) for slot in slots]
     ends = [end for ratio in torch._foreach_mul(gradients, roots) for end in torch.aminmax(ratio)]  # of g/√(R + γ_in)
     found = on_host([*ends, loss])
-    if not math.isfinite(found.sum()):
+    if not np.isfinite(found).all():
         return
     strains = np.square(found[:-1]).reshape(len(slots), -1).max(1)
     for slot, gradient, strain in zip(slots, gradients, strains, strict=True):
