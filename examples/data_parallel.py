@@ -54,6 +54,7 @@ def main() -> None:
             f"{predicted.log_prob(test[1]).mean():.3f}, {right:.1%} right"
         )
     if several:
+        dist.barrier()  # the first one is still testing: all leave together
         dist.destroy_process_group()
 
 
