@@ -23,6 +23,8 @@ ORDER = [
     "linalg",
     "averages",
     "distributed",
+    "wrapping",
+    "lockstep",
     "data",
     "models",
     "predictive",

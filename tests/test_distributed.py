@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import eigenoise as en
 import processes
-from eigenoise import linalg, sampling, turns
+from eigenoise import linalg, lockstep, turns
 from eigenoise.distributed import Ranks, divided, started_together
 
 pytestmark = [
@@ -64,9 +64,7 @@ def means(opt):
 
 def same_noise(monkeypatch):
     """All ranks draw what one process alone would draw."""
-    monkeypatch.setattr(
-        sampling.SamplingOptimizer, "_reseed", lambda self: self.generator.manual_seed(100 + self.steps) and None
-    )
+    monkeypatch.setattr(lockstep.Lockstep, "reseed", lambda self, step: self.generator.manual_seed(100 + step) and None)
 
 
 def _trained(method, options, count=7):
@@ -295,7 +293,7 @@ def _seeds_of_their_own():
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(network())
     opts = [optimizer(model), optimizer(model, generator=torch.Generator().manual_seed(5 + dist.get_rank()))]
-    return [(opt._seed, opt.generator.initial_seed()) for opt in opts]
+    return [(opt.lockstep.seed, opt.generator.initial_seed()) for opt in opts]
 
 
 def test_noise_follows_from_the_first_ranks_seed():

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from eigenoise import checks
-from eigenoise.distributed import unwrapped
 from eigenoise.likelihoods import Likelihood
 from eigenoise.likelihoods.base import at_least_float32
 from eigenoise.posterior import Posterior
 from eigenoise.predictive import Predictive
 from eigenoise.swap import evaluating
 from eigenoise.variational import VariationalOptimizer
+from eigenoise.wrapping import unwrapped
 
 
 def predict(

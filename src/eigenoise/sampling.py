@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 
 from eigenoise import checks
 from eigenoise.blocks import Blocks
-from eigenoise.distributed import Ranks, refuse_wrapping_later, unwrapped
+from eigenoise.distributed import Ranks
 from eigenoise.finite import Skips, what_is_not
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
+from eigenoise.lockstep import Lockstep
 from eigenoise.losses import RunningLoss
 from eigenoise.swap import Slot
 from eigenoise.treatment import Treatment, treat
-
-CHECK_RANKS = 100  # steps after which it is seen again that all processes have the same gradients
+from eigenoise.wrapping import refuse_wrapping_later, unwrapped
 
 
 class SamplingOptimizer(Optimizer):
@@ -100,11 +100,7 @@ class SamplingOptimizer(Optimizer):
             raise ValueError(f"generator must be on the model's device, {device}, but it is on {generator.device}")
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
         self.steps = 0
-        self._seed = self.generator.initial_seed() % 2**63
-        if self.ranks is not None:
-            self._seed = self.ranks.of_first(self._seed)
-        self._met = False  # whether it was seen that all ranks have the same weights
-        self._reseed()
+        self.lockstep = Lockstep(self.ranks, self.generator)
         self._in_closure = False
         self._checked: list[Any] = []  # hyperparameters known to be good
         self._losses: list[Tensor] = []  # backpropagated since the last step
@@ -243,53 +239,26 @@ class SamplingOptimizer(Optimizer):
         self._check_ready()
         loss = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
         self.blocks.swap.read()
+        gradients = (param.grad for param in self.params if param.grad is not None)
+        loss = self.lockstep.meet(loss, self.steps, gradients, (slot.mean for slot in self.slots))
         if self.ranks is not None:
-            loss = self._meet(self.ranks, loss)
+            self.ranks.average_(self._share(self.ranks))
+            self.ranks.add_up(self.likelihood.averages())
         try:
             with full_precision(loss.device):
                 self._apply(loss)
         except checks.NotFiniteError as error:
             self.skips.meet(error)
-            self._reseed()
+            self.lockstep.reseed(self.steps + self.skipped)
             return result
         self.skips.made()
         self.blocks.swap.restore()
         self.likelihood.update(self.param_groups[0]["num_data"], self.samples)
         self.losses.add(loss, self.steps)
         self.steps += 1
-        self._reseed()
+        self.lockstep.reseed(self.steps + self.skipped)
         self._forget()
         return result
-
-    def _meet(self, ranks: Ranks, loss: Tensor) -> Tensor:
-        """Have on every rank what all ranks gathered, so that their steps are the same; the mean loss."""
-        both = torch.stack([loss.double(), torch.tensor(float(self.steps), device=loss.device).double()])
-        ranks.average_([both])
-        if float(both[1]) != self.steps:
-            raise RuntimeError(
-                f"this process is at step {self.steps}, others are elsewhere: all must load the same state dict, or "
-                "none"
-            )
-        if self.steps % CHECK_RANKS == 0 or not self._met:
-            ranks.refuse_different(
-                (param.grad for param in self.params if param.grad is not None),
-                "gradients differ between processes: call the model that is wrapped in DistributedDataParallel, not "
-                "the one inside, and leave no_sync() for the last backward pass before step()",
-            )
-            ranks.refuse_different(
-                (slot.mean for slot in self.slots),
-                "weights differ between processes: all must load the same state dicts, of the model and of the "
-                "optimiser, or none",
-            )
-            self._met = True
-        ranks.average_(self._share(ranks))
-        ranks.add_up(self.likelihood.averages())
-        return both[0].to(loss.dtype)
-
-    def _reseed(self) -> None:
-        """Give each of several ranks noise of its own, which the step's number and one seed decide."""
-        if self.ranks is not None:
-            self.generator.manual_seed(self.ranks.seed(self._seed, self.steps + self.skipped))
 
     def _recheck_hyper(self) -> None:
         """Check hyperparameters that a schedule has changed."""

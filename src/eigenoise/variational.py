@@ -138,7 +138,7 @@ class VariationalOptimizer(SamplingOptimizer):
             "steps": self.steps,
             "losses": self.losses.state(),
             "generator": self.generator.get_state(),
-            "seed": self._seed,
+            "seed": self.lockstep.seed,
             "skipped": self.skipped,
             "likelihood": self.likelihood.state_dict(),
             "slots": self._tensors(),
@@ -163,8 +163,8 @@ class VariationalOptimizer(SamplingOptimizer):
         self.steps = own["steps"]
         self.losses.load(own["losses"])
         self.generator.set_state(own["generator"].cpu())
-        self._seed, self.skips.count, self._met = own["seed"], own["skipped"], False
-        self._reseed()
+        self.skips.count = own["skipped"]
+        self.lockstep.resume(own["seed"], self.steps + self.skipped)
         self._forget()
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
