@@ -50,7 +50,7 @@ class RunningLoss:
             return ""
         return (
             f"the loss is {mean:.3g} on average over the last {SPAN} steps, and it was {first:.3g} before training: "
-            "with these settings nothing is learned; lower lr, or kl_weight or prior_var if the noise is too much"
+            "with these settings it may stay there; lower lr, or kl_weight or prior_var if the noise is too much"
         )
 
     def state(self) -> dict[str, Tensor | None]:
