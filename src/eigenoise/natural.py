@@ -289,7 +289,7 @@ class NaturalGradient(VariationalOptimizer):
         self._update_fishers()  # it turns gradients that are kept in a basis into the new one
         extra = group["damping"]
         if self.guard:
-            guard(active, loss, group["ema_scale"], damping if self.noisy else damping + extra)
+            guard(active, loss, group["ema_scale"], damping, 0.0 if self.noisy else extra)
         keep = group["momentum"]
         momenta = [slot.gradient for slot in active]
         torch._foreach_lerp_(momenta, [slot.momentum for slot in active], keep)

@@ -145,7 +145,7 @@ class Stack:
         self.model = plan.model(rows.x.shape[1], candidate.hidden, len(index))
         options: dict[str, Any] = {"samples": 2, "antithetic": True, "parallel": True, "lr": plan.lr}
         if plan.method != "bbb":
-            options |= {"fisher": "sampled" if plan.classes else "exact", "guard": False}  # as benchmarks/tables.py ran
+            options["fisher"] = "sampled" if plan.classes else "exact"
         self.optimizer = METHODS[plan.method](
             self.model,
             num_data=max(1, round(float(self.weight.sum(-1).mean()))),

@@ -100,7 +100,7 @@ class Fisher(ABC):
         """Raise F to what an update from a gradient ``G (..., p, n)``, coordinates in the basis, would leave at least.
 
         Args:
-            G: larger than F + γI allows for, of one leading index or another; where it is not, nothing changes.
+            G: larger than F + γI allows for; zeros, of some leading indices, change nothing there.
             rate: of the update.
             damping: γ.
         """

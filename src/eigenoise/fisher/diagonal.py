@@ -73,7 +73,7 @@ class Diagonal(Fisher):
         return {"r": self.r}
 
     def expect(self, G: Tensor, rate: float, damping: float) -> None:
-        """R ← max(r, rate·G²)."""
+        """The diagonal r ← max(r, rate·G²)."""
         torch.maximum(self.r, G.square().mul_(rate), out=self.r)
         self._cache.clear()
 

@@ -78,19 +78,20 @@ class KroneckerFactors:
         self.out.commit(ema)
 
     def expect(self, G: Tensor, rate: float, damping: float) -> None:
-        """Add to A and S, and to their eigenvalues until the next decomposition, what a gradient G says of them.
+        """Add to S, then to A, and to their eigenvalues until the next decomposition, what a gradient G says of them.
 
-        For a matrix normal G with covariances S and A, S is the mean of G·A⁻¹·Gᵀ/n, and A that of Gᵀ·S⁻¹·G/p.
+        For a matrix normal G with covariances S and A, S is the mean of G·A⁻¹·Gᵀ/n, and A that of Gᵀ·S⁻¹·G/p. If few
+        of G's entries are large, their number takes the place of n and p. So where G is largest S⊗A becomes about
+        rate·G², however G is made.
 
         Args:
             G: ``(..., p, n)``, coordinates in the basis; zeros add nothing.
             rate: how much of it is added.
             damping: γ, whose root is added to the eigenvalues that are divided by.
         """
-        rows = (G / _deviations(self.inputs.values, damping).unsqueeze(-2)).mT
-        columns = G / _deviations(self.out.values, damping).unsqueeze(-1)
-        for side, x in ((self.out, rows), (self.inputs, columns)):
-            side.add(x, rate / x.shape[-2])
+        for side, other, x in ((self.out, self.inputs, G.mT), (self.inputs, self.out, G)):  # x (..., other's, side's)
+            x = x / _deviations(other.values, damping).unsqueeze(-1)
+            side.add(x / _large(x / _deviations(side.values, damping).unsqueeze(-2)).sqrt(), rate)
 
     def averages(self) -> list[Averaged]:
         """A and S with what was gathered for them."""
@@ -153,3 +154,10 @@ class KroneckerFactors:
 def _deviations(values: Tensor, damping: float) -> Tensor:
     """Roots of eigenvalues ``(..., k)`` that are to be divided by: no less than a thousandth of their mean."""
     return (values + damping**0.5).maximum(1e-3 * values.mean(-1, keepdim=True)).clamp_min_(SMALLEST).sqrt_()
+
+
+def _large(x: Tensor) -> Tensor:
+    """How many entries of the largest column of ``x (..., r, k)`` are about as large as the largest of all."""
+    squares = x.square()
+    largest = squares.amax((-2, -1), keepdim=True).clamp_min_(SMALLEST)
+    return (squares.sum(-2, keepdim=True).amax(-1, keepdim=True) / largest).clamp_min_(1.0)

@@ -79,9 +79,8 @@ class Kronecker(Fisher):
         return linalg.outer(*self._damped_values(damping)).clamp_min_(FLOOR)
 
     def expect(self, G: Tensor, rate: float, damping: float) -> None:
-        """Let A and S take in G, of those leading indices where it is too large for them."""
-        strain = G.square().mul_(self.inverse(damping)).amax((-2, -1), keepdim=True)
-        self.factors.expect(G * (rate * strain > 1), rate, damping)
+        """Let A and S take in G."""
+        self.factors.expect(G, rate, damping)
         self._cache.clear()
 
     def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
