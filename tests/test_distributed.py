@@ -531,3 +531,19 @@ def _other_errors_in_a_group():
 def test_processes_that_torchrun_started_find_each_other_and_say_when_one_is_lost():
     assert processes.run(2, _lost_in_a_group, may_die=True) == ["told", None]
     processes.run(2, _other_errors_in_a_group)
+
+
+def _at_steps_of_their_own():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    opt.steps = 1 + dist.get_rank()
+    try:
+        steps(opt, model, 1, 3, dist.get_rank())
+    except RuntimeError as error:
+        return str(error)
+    return "stepped"
+
+
+def test_three_ranks_at_three_steps_all_say_so_the_middle_one_too():
+    for k, said in enumerate(processes.run(3, _at_steps_of_their_own)):
+        assert f"this process is at step {1 + k}, others are elsewhere" in said

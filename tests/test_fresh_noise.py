@@ -287,3 +287,26 @@ def test_what_it_cannot_do_is_refused():
         opt.sampled_params(),
     ):
         opt.likelihood.nll(opt.model(x), y).backward()
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_fishers_under_autocast(kind, dtype):
+    """1/R is beyond float16, and the noise that comes of it is not."""
+    torch.manual_seed(0)
+    layer = nn.Linear(9, 4) if kind == "linear" else nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten())
+    first = nn.Identity() if kind == "linear" else nn.Unflatten(1, (1, 3, 3))
+    model = nn.Sequential(first, layer, nn.Tanh(), nn.Linear(4 if kind == "linear" else 16, 1)).float()
+    options = {"noise": "per-example", "init": 1e-6, "warmup": False, "ema_scale": 0.003}
+    opt = en.NoisyAdam(model, num_data=10**6, likelihood=en.GaussianLikelihood(precision=1.0), **options)
+    x = torch.randn(20, 9, dtype=torch.float32)
+    x[:, :2] = 0.0
+    for _ in range(5):
+        opt.zero_grad()
+        with opt.sampled_params():
+            with torch.autocast("cpu", dtype):
+                f = model(x)
+            opt.likelihood.nll(f.float(), x[:, -1:]).backward()
+        opt.step()
+    assert opt.steps == 5
+    assert all(torch.isfinite(p).all() for p in model.parameters())

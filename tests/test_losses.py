@@ -99,3 +99,12 @@ def test_what_was_lost_is_kept_with_the_state():
     assert float(other.losses.first) == float(opt.losses.first)
     assert float(other.losses.mean) == float(kept["eigenoise"]["losses"]["mean"])
     assert float(other.losses.mean) != float(opt.losses.mean)
+
+
+def test_a_state_from_another_device_comes_to_where_the_losses_are():
+    losses = RunningLoss()
+    losses.add(torch.tensor(2.0), 0)
+    other = RunningLoss()
+    other.load(losses.state(), torch.device("meta"))
+    assert {part.device.type for part in other.state().values()} == {"meta"}
+    assert losses.mean.device.type == "cpu"

@@ -133,6 +133,15 @@ def test_a_generator_of_ones_own_leaves_the_optimisers_alone():
     assert torch.equal(opt.generator.get_state(), state)
 
 
+@pytest.mark.parametrize("fisher", ["sampled", "exact"])
+def test_neither_does_a_loss_that_is_looked_at_when_statistics_are_due(data, fisher):
+    opt = build(fisher=fisher)
+    state = opt.generator.get_state()
+    with opt.sampled_params(torch.Generator().manual_seed(1)):
+        assert opt.likelihood.nll(opt.model(data[0]), data[1]).isfinite()
+    assert torch.equal(opt.generator.get_state(), state)
+
+
 def test_nesting_is_refused(data):
     opt = build()
     before = parameters(opt)
@@ -417,6 +426,23 @@ BAD = [
     ({"others": "maybe"}, ValueError, "others must be one of 'diagonal', 'point'"),
     ({"batch_dim": -1}, ValueError, "batch_dim must be"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (en.NoisyAdam, {"fixed_inputs": ["0"]}, "fixed_inputs is for K-FAC and EK-FAC"),
+        (en.NoisyAdam, {"refresh_every": 3}, "refresh_every is for K-FAC and EK-FAC"),
+        (en.NoisyAdam, {"reinit_every": 50}, "reinit_every is for K-FAC and EK-FAC"),
+        (en.NoisyKFAC, {"reinit_every": 50}, "reinit_every is for EK-FAC alone: K-FAC has no R"),
+        (en.KFAC, {"reinit_every": 50}, "reinit_every is for EK-FAC alone"),
+    ],
+)
+def test_options_that_would_mean_nothing_are_refused(method, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(method, **options)
+
+
 BAD_NATURAL = [
     ({"damping": -1e-3}, ValueError, "damping must be"),
     ({"momentum": 1.0}, ValueError, "momentum must be"),
@@ -662,12 +688,25 @@ def test_a_damaged_state_changes_nothing(data):
         lambda s: s["param_groups"][0]["params"].pop(),
         lambda s: s["eigenoise"]["likelihood"].pop("b"),
         lambda s: s["eigenoise"]["slots"]["0"].pop("R"),
+        lambda s: s["eigenoise"]["losses"].pop("last"),
+        lambda s: s["eigenoise"].update(generator=torch.zeros(16, dtype=torch.uint8)),  # a CUDA generator's
     ):
         state = copy.deepcopy(other.state_dict())
         damage(state)
         with pytest.raises(ValueError, match=r"must|lacks"):
             opt.load_state_dict(state)
         assert same(snapshot(opt), before)
+
+
+def test_a_state_of_bayes_by_backprop_needs_adams_part(data):
+    opt = build(en.BayesByBackprop)
+    step(opt, *data)
+    before = snapshot(opt)
+    state = copy.deepcopy(opt.state_dict())
+    del state["eigenoise"]["adam"]
+    with pytest.raises(ValueError, match=r"the state lacks \['adam'\]"):
+        opt.load_state_dict(state)
+    assert same(snapshot(opt), before)
 
 
 def test_a_layer_used_late_gets_a_full_first_step(data):

@@ -709,3 +709,12 @@ def test_a_file_that_was_tampered_with(change: str, tmp_path: Path) -> None:
     en.Posterior.load(path)  # rewriting by itself does no harm
     rewrite(path, TAMPERED[change][0])
     refuse(path, TAMPERED[change][1])
+
+
+def test_the_kl_of_what_a_stack_shares_is_counted_once():
+    model = nn.Sequential(en.models.StackedLinear(4, 3, 5), nn.LayerNorm(5), en.models.StackedLinear(4, 5, 1))
+    opt = en.NoisyEKFAC(model, num_data=50, likelihood=en.GaussianLikelihood(stack=4), prior_var=0.5)
+    with opt.sampled_params():
+        opt.likelihood.nll(model(torch.randn(4, 8, 3)), torch.randn(4, 8, 1)).backward()
+    opt.step()
+    torch.testing.assert_close(opt.posterior.kl(0.5), opt.kl())

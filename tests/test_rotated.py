@@ -485,3 +485,102 @@ def test_turns(monkeypatch, costs, every, stats_every, expected):
     monkeypatch.setattr("eigenoise.turns.AT_ONCE", 27)
     assert turns(costs, every, (stats_every, 10**9)) == expected
     assert turns(costs, every, (10**9, stats_every)) == expected
+
+
+def kept(**options):
+    """A model of one layer kept in its basis, and its optimiser."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 1))
+    generator = torch.Generator().manual_seed(1)
+    likelihood = en.GaussianLikelihood(precision=1.0)
+    options = {"num_data": 100, "likelihood": likelihood, "generator": generator, "eigenbasis": True, **options}
+    return model, en.NoisyEKFAC(model, **options)
+
+
+def batch():
+    x = torch.randn(20, 30, generator=torch.Generator().manual_seed(5))
+    return x, x[:, :1].clone()
+
+
+def one_step(model, opt, x, y):
+    opt.zero_grad()
+    with opt.sampled_params():
+        opt.likelihood.nll(model(x), y).backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("look", ["kl", "state_dict", "predict", "step", "posterior"])
+def test_a_second_optimiser_of_the_model_starts_where_the_first_is_and_its_steps_count(look):
+    model, first = kept()
+    x, y = batch()
+    for _ in range(12):
+        one_step(model, first, x, y)
+    second = en.NoisyEKFAC(model, num_data=100, likelihood=first.likelihood, eigenbasis=True)
+    if look == "predict":
+        en.predict(model, first, x, samples=2)
+    elif look == "step":
+        one_step(model, first, x, y)
+    elif look == "posterior":
+        assert first.posterior
+    else:
+        getattr(first, look)()
+    second.kl()
+    now = model[0].weight.detach().clone()
+    torch.testing.assert_close(second.slots[0].weights(second.slots[0].mean)[:, :-1], now)
+    one_step(model, second, x, y)
+    moved = model[0].weight.detach().clone()
+    assert not torch.equal(moved, now)
+    first.kl()
+    torch.testing.assert_close(first.slots[0].weights(first.slots[0].mean)[:, :-1], moved)
+    torch.testing.assert_close(model[0].weight.detach(), moved)
+
+
+@pytest.mark.parametrize("what", ["posterior", "state_dict", "kl", "step"])
+def test_what_is_looked_at_under_autocast_is_not_rounded(what):
+    model, opt = kept()
+    x, y = batch()
+    for _ in range(12):
+        one_step(model, opt, x, y)
+    if what == "step":
+        opt.param_groups[0]["lr"] = 0.0
+        opt.zero_grad()
+        with opt.sampled_params():
+            opt.likelihood.nll(model(x), y).backward()
+    before = model[0].weight.detach().clone()
+    wanted = opt.posterior["0"].variance if what == "posterior" else None
+    with torch.autocast("cpu", torch.bfloat16):
+        if what == "posterior":
+            assert torch.equal(opt.posterior["0"].variance, wanted)
+        else:
+            getattr(opt, what)()
+    torch.testing.assert_close(model[0].weight.detach(), before, rtol=0, atol=1e-12)
+
+
+def test_a_step_that_fails_at_a_new_basis_leaves_the_same_whether_someone_looks_or_not():
+    def trained(looked):
+        model, opt = kept(not_finite="skip", eig_every=7, stats_every=10)
+        x, y = batch()
+        for k in range(30):
+            one_step(model, opt, x, y * (torch.nan if k == 14 else 1))
+            if k in looked:
+                model.state_dict()
+        assert opt.skipped == 1
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    with pytest.warns(RuntimeWarning):
+        never, then = trained(()), trained((13, 14))
+    assert torch.equal(never, then)
+
+
+def test_a_load_that_is_refused_in_a_block_leaves_the_sample_in_place():
+    model, opt = kept(noise="shared")
+    x, y = batch()
+    for _ in range(12):
+        one_step(model, opt, x, y)
+    state = copy.deepcopy(opt.state_dict())
+    opt.zero_grad()
+    with opt.sampled_params(), torch.no_grad():
+        before = model(x)
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) inside sampled_params"):
+            opt.load_state_dict(state)
+        assert torch.equal(model(x), before)

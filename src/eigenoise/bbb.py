@@ -96,7 +96,7 @@ class BayesByBackprop(VariationalOptimizer):
             else:
                 slot.sample.copy_(slot.mean)
 
-    def _begin_block(self) -> None:
+    def _begin_block(self, generator: torch.Generator) -> None:
         """Catch this block's own gradients: only they belong to this block's noise."""
         if self.parallel is None and torch.is_grad_enabled():
             self._caught = [None] * len(self.params)
@@ -169,6 +169,8 @@ class BayesByBackprop(VariationalOptimizer):
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         assert isinstance(slot, RhoSlot)
         return {"rho": slot.rho}
+
+    _more_state = ("adam",)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs, Adam's moments included."""

@@ -50,9 +50,10 @@ class Lockstep:
         """
         if self.ranks is None:
             return loss
-        both = torch.stack([loss.double(), torch.tensor(float(step), device=loss.device).double()])
-        self.ranks.average_([both])
-        if float(both[1]) != step:
+        place = [float(step), float(step) ** 2]  # means of both are these only if all are at the same step
+        found = torch.cat([loss.double().reshape(1), torch.tensor(place, dtype=torch.float64, device=loss.device)])
+        self.ranks.average_([found])
+        if found[1:].tolist() != place:
             raise RuntimeError(
                 f"this process is at step {step}, others are elsewhere: all must load the same state dict, or none"
             )
@@ -68,4 +69,4 @@ class Lockstep:
                 "optimiser, or none",
             )
             self._met = True
-        return both[0].to(loss.dtype)
+        return found[0].to(loss.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 SPAN = 100  # steps
 HOPELESS = 5.0  # nats above the first loss
+PARTS = ("mean", "first", "last")  # of the state
 
 
 class RunningLoss:
@@ -55,9 +56,9 @@ class RunningLoss:
 
     def state(self) -> dict[str, Tensor | None]:
         """What a resume needs."""
-        return {"mean": self.mean, "first": self.first, "last": self.last}
+        return dict(zip(PARTS, (self.mean, self.first, self.last), strict=True))
 
-    def load(self, state: dict[str, Tensor | None]) -> None:
-        """Take over what ``state`` gave."""
-        own = (state[name] for name in ("mean", "first", "last"))
-        self.mean, self.first, self.last = (None if each is None else each.clone() for each in own)
+    def load(self, state: dict[str, Tensor | None], device: torch.device) -> None:
+        """Take over what ``state`` gave, for losses on ``device``."""
+        own = (state[name] for name in PARTS)
+        self.mean, self.first, self.last = (None if each is None else each.to(device, copy=True) for each in own)

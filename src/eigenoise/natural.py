@@ -145,7 +145,7 @@ class NaturalGradient(VariationalOptimizer):
             "kl_clip": kl_clip,
         }
         super().__init__(model, num_data=num_data, likelihood=likelihood, hyper=hyper, **common)
-        self.statistics = Statistics(self.slots, likelihood, fisher, self.generator, stats_fraction)
+        self.statistics = Statistics(self.slots, likelihood, fisher, stats_fraction)
         unknown = self.fixed_inputs - {name for name, t in self.treatments.items() if t.kind == "structured"}
         if unknown:
             raise ValueError(f"fixed_inputs names {sorted(unknown)}, which are no structured layers of the model")
@@ -243,8 +243,8 @@ class NaturalGradient(VariationalOptimizer):
     def _stats_due(self) -> bool:
         return self._due(self.stats_every) or self._due(self.scale_every)
 
-    def _begin_block(self) -> None:
-        self.statistics.begin(self._due(self.stats_every), self._due(self.scale_every))
+    def _begin_block(self, generator: torch.Generator) -> None:
+        self.statistics.begin(self._due(self.stats_every), self._due(self.scale_every), generator)
 
     def _end_block(self, trained: bool) -> None:
         self.statistics.end(trained)
@@ -376,6 +376,7 @@ class NaturalGradient(VariationalOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave; the model keeps the weights it has."""
+        self.blocks.refuse_inside("load_state_dict()")
         self.blocks.swap.show()
         for slot in (slot for slot in self.slots if slot.prior is not None):
             check_mark(slot.name, slot.prior, state_dict.get(state.KEY))

@@ -29,8 +29,9 @@ class NoisyAdam(NaturalGradient):
     noisy = True
 
     def __init__(self, model: nn.Module, *, num_data: int, likelihood: Likelihood, **options: Any):
-        if options.get("conv_basis", "full") != "full":
-            raise ValueError("conv_basis is for K-FAC and EK-FAC: noisy Adam has no basis but that of the weights")
+        for name in ("conv_basis", "fixed_inputs", "refresh_every", "reinit_every"):
+            if options.get(name, "full") not in ("full", None, False, ()):
+                raise ValueError(f"{name} is for K-FAC and EK-FAC: noisy Adam has no basis but that of the weights")
         super().__init__(model, Diagonal, num_data=num_data, likelihood=likelihood, **options)
 
 
@@ -50,6 +51,8 @@ class _KroneckerGradient(NaturalGradient):
         structure = functools.partial(Kronecker, damping_form=checks.choice("damping_form", damping_form, DAMPINGS))
         if options.get("fixed_inputs"):
             raise ValueError("fixed_inputs is for EK-FAC alone: K-FAC has no spectrum of its own in a fixed basis")
+        if options.get("reinit_every") is not None:
+            raise ValueError("reinit_every is for EK-FAC alone: K-FAC has no R that could be reset")
         every = checks.integer("inv_every", inv_every)
         super().__init__(model, structure, num_data=num_data, likelihood=likelihood, refresh_every=every, **options)
 

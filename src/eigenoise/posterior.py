@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,13 +120,12 @@ class Posterior(Mapping[str, Distribution]):
     def kl(self, prior_var: float) -> Tensor:
         """KL(q ‖ N(0, prior_var·I)), all layers together; ``(s,)`` for a stack of models."""
         checks.number("prior_var", prior_var, open_low=True)
-        total = torch.zeros(())
+        kls = []
         for entry in self.entries.values():
             q = entry.distribution
             prior = Independent(Normal(torch.zeros_like(q.mean), prior_var**0.5), len(q.event_shape))
-            kl = kl_divergence(q, prior)
-            total = total + (kl.sum() if entry.stack is None else kl)
-        return total
+            kls.append((entry.stack, kl_divergence(q, prior)))
+        return total_kl(kls)
 
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
@@ -265,3 +264,15 @@ def _written(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for name, target in targets.items():
                 target.copy_(before[name])
+
+
+def total_kl(kls: Sequence[tuple[int | None, Tensor]], device: torch.device | None = None) -> Tensor:
+    """Sum of layers' KLs ``(...)``, each with the number of models in its stack or None; ``(s,)`` for a stack.
+
+    What all models of a stack share is divided between them, so that the sum over models is the whole.
+    """
+    models = next((stack for stack, _ in kls if stack is not None), 1)
+    total = torch.zeros((), device=device)
+    for stack, kl in kls:
+        total = total + (kl.sum() / models if stack is None else kl)
+    return total

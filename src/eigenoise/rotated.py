@@ -104,8 +104,12 @@ class Keeper:
 
     @property
     def hidden(self) -> bool:
-        """Whether nobody has looked since the parameters were last hidden."""
-        return all(type(param) is Rotated for param in self.layer.params)
+        """Whether nobody, nor another optimiser's keeper, has looked since the parameters were last hidden."""
+        return len(self._own()) == len(self.layer.params)
+
+    def _own(self) -> list[Any]:
+        """Parameters that are hidden by this keeper."""
+        return [param for param in self.layer.params if type(param) is Rotated and param._keeper is self]
 
     def read(self) -> None:
         """The mean from the parameters if someone has looked at them, and so may have changed them, and hide them.
@@ -114,12 +118,15 @@ class Keeper:
         """
         if self.hidden:
             return
-        self.show()
+        for param in self.layer.params:
+            if type(param) is Rotated:
+                param._keeper.show()
         shown = torch.empty_like(self.mean)
         for view, param in zip(self.layer.views(shown), self.layer.params, strict=True):
             view.copy_(param)
-        if not torch.equal(self._as_weights(self.mean), shown):
-            self.mean.copy_(shown if self.basis is None else self.basis.rotate(shown))
+        with full_precision(self.mean.device):
+            if not torch.equal(self._as_weights(self.mean), shown):
+                self.mean.copy_(shown if self.basis is None else self.basis.rotate(shown))
         for param in self.layer.params:
             param.__class__ = Rotated
             param._keeper = self  # type: ignore[attr-defined]
@@ -127,7 +134,7 @@ class Keeper:
     @torch.no_grad()
     def show(self) -> None:
         """The mean into the parameters, which are ordinary ones from now on."""
-        hidden: list[Any] = [param for param in self.layer.params if type(param) is Rotated]
+        hidden = self._own()
         if not hidden:
             return
         for param in hidden:
@@ -195,7 +202,9 @@ class Keeper:
         out = _Rows.apply(a, matrix, self, *self.layer.params)
         if self.fresh is not None:
             _refuse_second_forward(self.layer)
-            out = out + self.fresh.like(functional.linear(a.square(), self.fresh.variance))
+            with full_precision(a.device):
+                variance = functional.linear(a.to(self.mean.dtype).square(), self.fresh.variance)
+            out = out + self.fresh.like(variance).to(out.dtype)
         return out if self.basis is None else functional.linear(out, self.basis.q_out)
 
     def _turned(self, x: Tensor) -> Tensor:
@@ -221,7 +230,10 @@ class Keeper:
         spread = [view.contiguous() for view in self.layer.views(variance)]
         args, kwargs = rest
         mean = conv(x, *self.formed(), *(() if own else (bias,)), *args, **kwargs)
-        return mean + self.fresh.like(conv(x.square(), *spread, *(() if own else (None,)), *args, **kwargs))
+        with full_precision(x.device):
+            squares = x.to(variance.dtype).square()
+            noise = self.fresh.like(conv(squares, *spread, *(() if own else (None,)), *args, **kwargs))
+        return mean + noise.to(mean.dtype)
 
 
 def _is_checkpointed() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,8 @@ class SamplingOptimizer(Optimizer):
         """Tensors of this rank that all ranks are to have the mean of before the step."""
         return []
 
-    def _begin_block(self) -> None:
-        """A training or prediction block begins; the samples are in the model."""
+    def _begin_block(self, generator: torch.Generator) -> None:
+        """A training or prediction block begins; the samples, drawn from ``generator``, are in the model."""
 
     def _end_block(self, trained: bool) -> None:
         """The block ends; the mean is back in the model."""
@@ -177,8 +178,8 @@ class SamplingOptimizer(Optimizer):
             raise RuntimeError("this optimiser is closed")
         self._recheck_hyper()
         source, training = generator or self.generator, generator is None and torch.is_grad_enabled()
-        draw = lambda: self._draw(source, training)  # noqa: E731
-        block = self.blocks.run(draw, self._begin_block, self._end_block, mirror=generator is None)
+        draw, begin = partial(self._draw, source, training), partial(self._begin_block, source)
+        block = self.blocks.run(draw, begin, self._end_block, mirror=generator is None)
         with block, self.likelihood.observed_by(self._observe):
             yield
 

@@ -95,6 +95,8 @@ class FisherSlot(Slot):
 
     def refresh(self, found: list[Tensor]) -> bool:
         """Take over a new basis for the Fisher and for what is kept in it."""
+        if self.keeper is not None:
+            self.keeper.behind = True  # by rounding, even if no step follows
         return self.fisher.refresh([self.mean, self.momentum, self.gradient] if self.rotated else [], found)
 
     def intrinsic(self, damping: float) -> float:
@@ -130,7 +132,6 @@ class Statistics:
         slots: all slots of a model.
         likelihood: whose targets are drawn, or whose Fisher is exact.
         fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
-        generator: of drawn targets and signs.
         fraction: of a batch's examples, its first ones, that are looked at; for A and S more where they have few
             positions.
     """
@@ -140,7 +141,6 @@ class Statistics:
         slots: Sequence[FisherSlot],
         likelihood: Likelihood,
         fisher: str,
-        generator: torch.Generator,
         fraction: float = 1.0,
     ):
         self.fisher = checks.choice("fisher", fisher, FISHERS)
@@ -149,7 +149,7 @@ class Statistics:
             raise ValueError(
                 f"stats_fraction must be 1 for a stack of models, but {fraction} came: use smaller batches"
             )
-        self.slots, self.likelihood, self.generator = slots, likelihood, generator
+        self.slots, self.likelihood = slots, likelihood
         self._slot_of = {id(slot.layer): slot for slot in slots}
         self._bare = [slot for slot in slots if isinstance(slot.layer, BareParameter)]
         layers = [slot.layer for slot in slots if isinstance(slot.layer, MatrixLayer)]
@@ -158,9 +158,15 @@ class Statistics:
         self._factors = self._scale = False
         self._deliveries: list[Callable[[], None]] = []  # what the user's backward pass leaves for the block's end
 
-    def begin(self, factors: bool, scale: bool) -> None:
-        """Watch this block for A and S, for R, or for both; with neither this costs nothing."""
-        self._factors, self._scale = factors, scale
+    def begin(self, factors: bool, scale: bool, generator: torch.Generator) -> None:
+        """Watch this block for A and S, for R, or for both; with neither this costs nothing.
+
+        Args:
+            factors: whether A and S are wanted.
+            scale: whether R is.
+            generator: of drawn targets and signs.
+        """
+        self._factors, self._scale, self._generator = factors, scale, generator
         if (factors or scale) and torch.is_grad_enabled():
             self.capture.open(receive=self.fisher == "empirical")
 
@@ -227,7 +233,7 @@ class Statistics:
         """Vectors ``(v, *f.shape)`` whose outer products have the Fisher of f as their sum, or as its expectation."""
         if self.fisher == "sampled":
             finite = f.nan_to_num(0.0, 0.0, 0.0)  # what is not finite shows in the score, and stops the step everywhere
-            return self.likelihood.score(f, self.likelihood.sample(finite, self.generator)).unsqueeze(0)
+            return self.likelihood.score(f, self.likelihood.sample(finite, self._generator)).unsqueeze(0)
         if f.ndim > 2 and self.likelihood.stack is None:
             raise ValueError(
                 f"fisher='exact' needs one target for each example, but the output has the shape {tuple(f.shape)}; "
@@ -235,7 +241,7 @@ class Statistics:
             )
         vectors = self.likelihood.fisher_vectors(f)
         if self._bare:  # random signs make the square of a sum over examples an unbiased sum of squares
-            signs = torch.randint(2, (*f.shape[:-1], 1), generator=self.generator, device=self.generator.device)
+            signs = torch.randint(2, (*f.shape[:-1], 1), generator=self._generator, device=self._generator.device)
             vectors = vectors * (2 * signs - 1).to(vectors)
         return vectors
 

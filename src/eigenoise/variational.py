@@ -13,7 +13,8 @@ from torch.distributions import Distribution
 
 from eigenoise import checks, state
 from eigenoise.elbo import ElboTerms, expected_log_likelihood
-from eigenoise.posterior import Entry, Posterior
+from eigenoise.linalg import full_precision
+from eigenoise.posterior import Entry, Posterior, total_kl
 from eigenoise.sampling import SamplingOptimizer
 from eigenoise.swap import Slot
 from eigenoise.treatment import describe
@@ -36,6 +37,8 @@ class VariationalOptimizer(SamplingOptimizer):
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         """The slot's tensors that survive a restart."""
 
+    _more_state: tuple[str, ...] = ()  # names of what ``state_dict`` has beside the usual
+
     # Looking.
 
     @property
@@ -44,11 +47,12 @@ class VariationalOptimizer(SamplingOptimizer):
         """The current posterior, detached from training: ``posterior["layer.name"]`` is a distribution."""
         self.blocks.refuse_inside("posterior")
         self.blocks.swap.read()
-        entries = {
-            slot.name: Entry.of(self._distribution(slot), slot.layer)
-            for slot in self.slots
-            if self.treatments[slot.name].noisy
-        }
+        with full_precision(self.params[0].device):
+            entries = {
+                slot.name: Entry.of(self._distribution(slot), slot.layer)
+                for slot in self.slots
+                if self.treatments[slot.name].noisy
+            }
         return Posterior.of(self.model, entries, copy.deepcopy(self.likelihood))
 
     @torch.no_grad()
@@ -56,13 +60,9 @@ class VariationalOptimizer(SamplingOptimizer):
         """KL(q(w) ‖ p(w)) to the prior, all layers together; ``(s,)`` for a stack of models."""
         self.blocks.refuse_inside("kl()")
         self.blocks.swap.read()
-        total = torch.zeros((), device=self.params[0].device)
-        for slot in self.slots:
-            if self.treatments[slot.name].noisy:
-                kl = self._slot_kl(slot)
-                # In a stack, what all models share is divided between them, so that the sum over models is the whole.
-                total = total + (kl.sum() / (self.likelihood.stack or 1) if slot.layer.stack is None else kl)
-        return total
+        with full_precision(self.params[0].device):
+            kls = [(slot.layer.stack, self._slot_kl(slot)) for slot in self.slots if self.treatments[slot.name].noisy]
+        return total_kl(kls, self.params[0].device)
 
     def elbo(
         self,
@@ -153,7 +153,8 @@ class VariationalOptimizer(SamplingOptimizer):
         """
         self.blocks.refuse_inside("load_state_dict()")
         tensors = self._tensors()
-        own = state.checked(state_dict, type(self).__name__, tensors, self.param_groups[0])
+        device = self.generator.device
+        own = state.checked(state_dict, type(self).__name__, tensors, self.param_groups[0], device, self._more_state)
         self._check_hyper(state_dict["param_groups"][0])
         self.likelihood.load_state_dict(own["likelihood"])
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
@@ -161,7 +162,7 @@ class VariationalOptimizer(SamplingOptimizer):
             for name, tensor in parts.items():
                 tensor.copy_(own["slots"][slot][name])
         self.steps = own["steps"]
-        self.losses.load(own["losses"])
+        self.losses.load(own["losses"], self.params[0].device)
         self.generator.set_state(own["generator"].cpu())
         self.skips.count = own["skipped"]
         self.lockstep.resume(own["seed"], self.steps + self.skipped)
