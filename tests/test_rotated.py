@@ -487,10 +487,10 @@ def test_turns(monkeypatch, costs, every, stats_every, expected):
     assert turns(costs, every, (10**9, stats_every)) == expected
 
 
-def kept(**options):
+def kept(dtype=torch.float64, **options):
     """A model of one layer kept in its basis, and its optimiser."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 1))
+    model = nn.Sequential(nn.Linear(30, 20), nn.Tanh(), nn.Linear(20, 1)).to(dtype)
     generator = torch.Generator().manual_seed(1)
     likelihood = en.GaussianLikelihood(precision=1.0)
     options = {"num_data": 100, "likelihood": likelihood, "generator": generator, "eigenbasis": True, **options}
@@ -537,8 +537,8 @@ def test_a_second_optimiser_of_the_model_starts_where_the_first_is_and_its_steps
 
 @pytest.mark.parametrize("what", ["posterior", "state_dict", "kl", "step"])
 def test_what_is_looked_at_under_autocast_is_not_rounded(what):
-    model, opt = kept()
-    x, y = batch()
+    model, opt = kept(dtype=torch.float32)
+    x, y = (part.float() for part in batch())
     for _ in range(12):
         one_step(model, opt, x, y)
     if what == "step":
@@ -547,13 +547,11 @@ def test_what_is_looked_at_under_autocast_is_not_rounded(what):
         with opt.sampled_params():
             opt.likelihood.nll(model(x), y).backward()
     before = model[0].weight.detach().clone()
-    wanted = opt.posterior["0"].variance if what == "posterior" else None
     with torch.autocast("cpu", torch.bfloat16):
-        if what == "posterior":
-            assert torch.equal(opt.posterior["0"].variance, wanted)
-        else:
-            getattr(opt, what)()
-    torch.testing.assert_close(model[0].weight.detach(), before, rtol=0, atol=1e-12)
+        found = opt.posterior if what == "posterior" else getattr(opt, what)()
+    if what == "posterior":
+        assert torch.equal(found["0"].variance, opt.posterior["0"].variance)
+    torch.testing.assert_close(model[0].weight.detach(), before, rtol=0, atol=1e-6)
 
 
 def test_a_step_that_fails_at_a_new_basis_leaves_the_same_whether_someone_looks_or_not():
