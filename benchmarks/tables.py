@@ -58,7 +58,10 @@ def run(name: str, division: int) -> dict:
 
 
 def cells(results: dict) -> list[list[str]]:
-    """A row for each table: rows learned from, part in the 90 % interval, log-likelihood, and less the others'."""
+    """A row for each table: rows learned from, part in the 90 % interval, log-likelihood, less the others', and errors.
+
+    Errors are root mean squares of our network and of boosting, each divided by ridge's.
+    """
     found = []
     for name, divisions in results["tables"].items():
         each = list(divisions.values())
@@ -68,14 +71,25 @@ def cells(results: dict) -> list[list[str]]:
         for kind in REGRESSORS:
             less = by["eigenoise"] - by[kind]
             row.append(f"{less.mean():+.3f} ± {less.std(ddof=1) / len(less) ** 0.5:.3f}" if len(less) > 1 else "")
+        errors = {kind: np.array([d["scores"][kind]["rmse"] for d in each]) for kind in by}
+        row += [f"{(errors[kind] / errors['ridge']).mean():.2f}" for kind in ("eigenoise", "gradient boosting")]
         found.append([cell.replace("-", "−") for cell in row])
     return found
 
 
 def show(results: dict) -> None:
-    heads = ["table", "rows", "in 90 %", "log-likelihood", "less ridge's", "less boosting's"]
+    heads = [
+        "table",
+        "rows",
+        "in 90 %",
+        "log-likelihood",
+        "less ridge's",
+        "less boosting's",
+        "RMSE/ridge's",
+        "boosting's",
+    ]
     for row in [heads, *cells(results)]:
-        print(f"{row[0]:10} {row[1]:>6} {row[2]:>8} {row[3]:>15}  {row[4]:16} {row[5]}")
+        print(f"{row[0]:10} {row[1]:>6} {row[2]:>8} {row[3]:>15}  {row[4]:16} {row[5]:16} {row[6]:>12} {row[7]:>10}")
 
 
 def main() -> None:
