@@ -56,6 +56,7 @@ class BayesByBackprop(VariationalOptimizer):
     """
 
     noisy = True
+    _more_state = ("adam",)
 
     def __init__(
         self,
@@ -169,8 +170,6 @@ class BayesByBackprop(VariationalOptimizer):
     def _slot_state(self, slot: Slot) -> dict[str, Tensor]:
         assert isinstance(slot, RhoSlot)
         return {"rho": slot.rho}
-
-    _more_state = ("adam",)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs, Adam's moments included."""

@@ -259,7 +259,8 @@ class AdamOnLogs:
         if not self._state:
             zero = torch.zeros((), dtype=torch.float32, device=logs.device)
             self._state = dict(zip(self.names, (torch.zeros_like(logs), torch.zeros_like(logs), zero), strict=True))
-        first, second, steps = ([self._state[name].to(logs.device)] for name in self.names)
+        self._state = {name: value.to(logs.device) for name, value in self._state.items()}  # after a load, perhaps
+        first, second, steps = ([self._state[name]] for name in self.names)
         rates: dict[str, Any] = {"lr": self.lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
         adam([logs], [gradient], first, second, [], steps, fused=True, amsgrad=False, maximize=False, **rates)
         return logs.exp()
