@@ -1,8 +1,8 @@
 """Choose λ and the step size for each method and setting of the classification study, on held-out training images.
 
 Every candidate trains a network of a quarter of VGG16's width on 5,000 images and is tested on 5,000 others of the
-training set; the best log-likelihood wins. SGD's step sizes with batch norm do not carry over to the study's network,
-which is twice as wide: they are chosen again there. Test images are not used.
+training set; the best log-likelihood wins. Where settings did not carry over to the study's network, which is twice as
+wide, they are chosen again there, and rivals are offered the same. Test images are not used.
 
     python benchmarks/tune_cifar10.py [--data FOLDER] [--method noisy-ekfac,sgd] [--setting D+B]
 
@@ -93,6 +93,22 @@ WIDE = {  # the same for networks of the study's width: where there are any, the
     "sgd": {
         "B": [(0.01, 0.3, 1.0), (0.02, 0.3, 0.1), (0.02, 0.3, 1.0), (0.05, 0.3, 1.0)],
         "D+B": [(0.01, 0.1, 0.1), (0.02, 0.1, 0.1)],
+    },
+    "kfac": {"plain": [(0.03, 0.1, 0.001), (0.03, 0.3, 0.01)], "D": [(0.03, 0.03, 0.001), (0.03, 0.1, 0.01)]},
+    "noisy-kfac": {
+        "plain": [
+            (0.03, 0.001, 0.001),
+            (0.03, 0.003, 0.001),
+            (0.03, 0.003, 0.01),
+            (0.03, 0.01, 0.001),
+            (0.03, 0.03, 0.001),
+            (0.03, 0.1, 0.001),
+        ],
+        "D": [(0.03, 0.001, 0.001), (0.03, 0.003, 0.001), (0.03, 0.01, 0.001), (0.03, 0.03, 0.001)],
+    },
+    "noisy-ekfac": {
+        "plain": [(0.03, 0.03, 0.001), (0.03, 0.03, 0.003), (0.03, 0.03, 0.01), (0.03, 0.1, 0.001), (0.03, 0.1, 0.01)],
+        "D": [(0.03, 0.01, 0.001), (0.03, 0.01, 0.01)],
     },
 }
 FLAT = {  # λ and η of noisy EK-FAC with R started as the identity: tried first, and not to be chosen
