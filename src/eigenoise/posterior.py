@@ -125,7 +125,7 @@ class Posterior(Mapping[str, Distribution]):
             q = entry.distribution
             prior = Independent(Normal(torch.zeros_like(q.mean), prior_var**0.5), len(q.event_shape))
             kls.append((entry.stack, kl_divergence(q, prior)))
-        return total_kl(kls)
+        return total_kl(kls, max((stack or 1 for stack, _ in kls), default=1))
 
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
@@ -266,12 +266,11 @@ def _written(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
                 target.copy_(before[name])
 
 
-def total_kl(kls: Sequence[tuple[int | None, Tensor]], device: torch.device | None = None) -> Tensor:
+def total_kl(kls: Sequence[tuple[int | None, Tensor]], models: int, device: torch.device | None = None) -> Tensor:
     """Sum of layers' KLs ``(...)``, each with the number of models in its stack or None; ``(s,)`` for a stack.
 
-    What all models of a stack share is divided between them, so that the sum over models is the whole.
+    What all ``models`` share is divided between them, so that the sum over models is the whole.
     """
-    models = next((stack for stack, _ in kls if stack is not None), 1)
     total = torch.zeros((), device=device)
     for stack, kl in kls:
         total = total + (kl.sum() / models if stack is None else kl)

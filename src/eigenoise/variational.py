@@ -62,7 +62,7 @@ class VariationalOptimizer(SamplingOptimizer):
         self.blocks.swap.read()
         with full_precision(self.params[0].device):
             kls = [(slot.layer.stack, self._slot_kl(slot)) for slot in self.slots if self.treatments[slot.name].noisy]
-        return total_kl(kls, self.params[0].device)
+        return total_kl(kls, self.likelihood.stack or 1, self.params[0].device)
 
     def elbo(
         self,
