@@ -280,13 +280,55 @@ def test_pi_is_finite_and_positive_when_a_factor_vanishes(dtype: torch.dtype) ->
     close(linalg.pi_split(zero, zero), torch.ones(2, dtype=dtype))
 
 
-@pytest.mark.parametrize("columns", [30, 32, 33])
-def test_large_products_are_the_same_with_rows_that_are_aligned(monkeypatch, columns):
-    monkeypatch.setattr(linalg, "LARGE", 20)
-    left, right = torch.randn(5, 7), torch.randn(7, columns)
-    result = linalg.large_matmul(left, right)
-    torch.testing.assert_close(result, left @ right)
-    assert result.stride() == (-(-columns // 16) * 16, 1)
-    left.requires_grad_()
-    linalg.large_matmul(left, right).sum().backward()
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float32)
+
+
+def _laid_out(rows: int, columns: int) -> dict[str, Tensor]:
+    """Matrices that lie in memory in different ways."""
+    return {
+        "plain": _normal(rows, columns),
+        "transposed": _normal(columns, rows).mT,
+        "padded": _normal(rows, columns + 3)[:, :columns],
+        "padded and transposed": _normal(columns, rows + 3)[:, :rows].mT,
+        "every second": _normal(rows, 2 * columns)[:, ::2],
+    }
+
+
+@pytest.mark.parametrize("columns", [15, 32, 33])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_large_products_are_the_same_however_matrices_lie_in_memory(monkeypatch, rows: int, columns: int) -> None:
+    monkeypatch.setattr(linalg, "LARGE", 1)
+    for left in _laid_out(rows, 17).values():
+        for right in _laid_out(17, columns).values():
+            result = linalg.matmul(left, right)
+            torch.testing.assert_close(result, left @ right)
+            assert result.is_contiguous()
+
+
+def test_large_products_can_be_differentiated_and_keep_their_dtype(monkeypatch) -> None:
+    monkeypatch.setattr(linalg, "LARGE", 1)
+    left, right = _normal(5, 7).requires_grad_(), _normal(7, 3)
+    linalg.matmul(left, right).sum().backward()
     torch.testing.assert_close(left.grad, right.sum(-1).expand(5, -1))
+    for dtype in (torch.float64, torch.bfloat16):
+        assert linalg.matmul(left.detach().to(dtype), right.to(dtype)).dtype == dtype
+
+
+@pytest.mark.skipif(not linalg._HAS_ONEDNN, reason="torch was built without MKL or oneDNN")
+def test_products_go_to_onednn_if_they_are_large_and_it_need_not_copy_much(monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(linalg, "LARGE", 7 * 7 * 5)
+    monkeypatch.setattr(
+        linalg.torch.ops.mkldnn, "_linear_pointwise", lambda x, w, *rest: asked.append(tuple(x.shape)) or x @ w.mT
+    )
+    small, wide, tall = _normal(5, 5), _normal(5, 7), _normal(7, 5)
+    linalg.matmul(small, wide)
+    assert asked == []  # too small
+    linalg.matmul(wide, _normal(7, 7))
+    linalg.matmul(_normal(7, 7).mT, _normal(7, 8))
+    assert asked == [(5, 7), (7, 7)]
+    linalg.matmul(tall.mT, _normal(7, 7))
+    assert len(asked) == 3  # transposed, but the smaller one
+    linalg.matmul(_normal(7, 9).mT, _normal(7, 8))
+    assert len(asked) == 3

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eigenoise.linalg import matmul
 
-HALVED, STRIPS = 512, 4  # symmetric matrices so large are added to in so many strips, up to the diagonal
+HALVED, STRIPS = 512, 8  # symmetric matrices so large are added to in so many strips, up to the diagonal
 
 
 @dataclass(frozen=True)

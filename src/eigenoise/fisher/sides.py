@@ -16,7 +16,7 @@ from torch import Tensor
 from eigenoise import linalg
 from eigenoise.averages import Averaged, PendingMean, mirror_
 from eigenoise.fisher.moments import gram
-from eigenoise.linalg import large_matmul, matmul
+from eigenoise.linalg import matmul
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,11 @@ class FullSide:
 
     def turn(self, x: Tensor) -> Tensor:
         """x·Q."""
-        return large_matmul(x, self.q)
+        return matmul(x, self.q)
 
     def turn_back(self, x: Tensor) -> Tensor:
         """x·Qᵀ."""
-        return large_matmul(x, self.q.mT)
+        return matmul(x, self.q.mT)
 
     def turn_back_variances(self, x: Tensor) -> Tensor:
         """x·(Q∘Q)ᵀ."""
