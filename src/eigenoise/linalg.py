@@ -60,7 +60,7 @@ def _try_eigh(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right``, without torch's search for what might be broadcast, and on a CPU by the faster of its libraries.
+    """``left @ right``, without torch's search for what might be broadcast, and by the faster of a CPU's libraries.
 
     Large products of float32 go to oneDNN, which torch has for convolutions, and not to MKL: on an AMD processor they
     take a tenth to a third less time, the more the worse the rows are aligned, as those of 9·256 inputs and a bias are.
@@ -73,7 +73,7 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _suits_onednn(left: Tensor, right: Tensor) -> bool:
-    """Whether it can multiply them, and need not copy a large ``left`` first, as it does with one that is transposed."""
+    """Whether it can multiply them, and need not copy a large ``left`` first, as it does with a transposed one."""
     plain = all(m.dtype == torch.float32 and m.device.type == "cpu" and not m.requires_grad for m in (left, right))
     return _HAS_ONEDNN and plain and (left.stride(1) == 1 or left.numel() < right.numel())
 
