@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +81,21 @@ def test_a_peer_that_cannot_is_named_with_its_reason():
     result = measure.ratios(CASES["a"](), {"theirs": cannot}, rounds=1)
     assert result["methods"]["theirs"] == {"reason": "it has no such layer"}
     assert "it has no such layer" in show.table("a", {**result, "memory": {}}).markdown()
+
+
+def test_a_peer_that_fails_does_not_end_the_benchmark(monkeypatch):
+    def broken(case: Case) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(peers, "installed", lambda: {"theirs": broken})
+    monkeypatch.setattr(run, "OURS", {})
+    monkeypatch.setattr(run, "MORE", {})
+    results: dict[str, Any] = {"cases": {}}
+    for part in run.parts(["a"], rounds=1, peers=True, memory=True, growth=False):
+        part.run(results, lambda label: None)
+    reason = "it fails with RuntimeError: operator torchvision::nms does not exist"
+    assert results["cases"]["a"]["methods"] == {"theirs": {"reason": reason}}
+    assert list(results["cases"]["a"]["memory"]) == ["SGD"]
 
 
 def test_case_names_are_their_own():

@@ -68,7 +68,16 @@ def begun(path: Path) -> dict[str, Any]:
 
 
 def _peer(label: str) -> Callable[[Case], Stepper]:
-    return lambda case: Stepper(others.installed()[label](case), period=others.PERIODS.get(label, 1))
+    def make(case: Case) -> Stepper:
+        try:
+            step = others.installed()[label](case)
+        except others.Unsupported:
+            raise
+        except Exception as error:  # such as an installation that does not go with this torch: all others are timed
+            raise others.Unsupported(f"it fails with {type(error).__name__}: {error}") from error
+        return Stepper(step, period=others.PERIODS.get(label, 1))
+
+    return make
 
 
 def _timing(name: str, methods: dict[str, Callable[[Case], Stepper]], rounds: int) -> Callable[..., None]:
