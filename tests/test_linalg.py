@@ -306,13 +306,20 @@ def test_large_products_are_the_same_however_matrices_lie_in_memory(monkeypatch,
             assert result.is_contiguous()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # by torch.func.jvp itself
 def test_large_products_can_be_differentiated_and_keep_their_dtype(monkeypatch) -> None:
     monkeypatch.setattr(linalg, "LARGE", 1)
     left, right = _normal(5, 7).requires_grad_(), _normal(7, 3)
     linalg.matmul(left, right).sum().backward()
     torch.testing.assert_close(left.grad, right.sum(-1).expand(5, -1))
+    left, along = left.detach(), _normal(5, 7)
+    for right_too in (False, True):
+        ends = (along, _normal(7, 3) if right_too else torch.zeros_like(right))
+        moved = torch.func.jvp(linalg.matmul, (left, right), ends)[1]
+        torch.testing.assert_close(moved, along @ right + left @ ends[1])
+    torch.testing.assert_close(torch.func.jvp(lambda m: linalg.matmul(left, m), (right,), (right,))[1], left @ right)
     for dtype in (torch.float64, torch.bfloat16):
-        assert linalg.matmul(left.detach().to(dtype), right.to(dtype)).dtype == dtype
+        assert linalg.matmul(left.to(dtype), right.to(dtype)).dtype == dtype
 
 
 @pytest.mark.skipif(not linalg._HAS_ONEDNN, reason="torch was built without MKL or oneDNN")

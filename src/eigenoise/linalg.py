@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 LARGE = 1 << 25  # multiplications in a product
 _HAS_ONEDNN = (
@@ -74,8 +75,13 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
 
 def _suits_onednn(left: Tensor, right: Tensor) -> bool:
     """Whether it can multiply them, and need not copy a large ``left`` first, as it does with a transposed one."""
-    plain = all(m.dtype == torch.float32 and m.device.type == "cpu" and not m.requires_grad for m in (left, right))
+    plain = all(m.dtype == torch.float32 and m.device.type == "cpu" and not _differentiated(m) for m in (left, right))
     return _HAS_ONEDNN and plain and (left.stride(1) == 1 or left.numel() < right.numel())
+
+
+def _differentiated(matrix: Tensor) -> bool:
+    """Whether a derivative, backward or forward, is to come of it: oneDNN's product has none."""
+    return matrix.requires_grad or forward_ad.unpack_dual(matrix).tangent is not None
 
 
 def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor | None) -> Tensor:
