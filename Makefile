@@ -16,10 +16,11 @@ demo: $(VENV)/.ready  ## train four Bayesian methods on the Boston housing table
 test: check  ## lint, types and the whole test suite: what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
-check: $(VENV)/.ready  ## lint, format and types only
+check: $(VENV)/.ready  ## lint, format, types and the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 format: $(VENV)/.ready  ## put the code into shape
 	$(BIN)/ruff check --fix .

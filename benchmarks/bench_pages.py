@@ -9,8 +9,8 @@ import json
 import re
 from pathlib import Path
 
-from eigenoise import atomic
-from eigenoise.bench import show
+from eigenoise import storage
+from eigenoise.studies.bench import show
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results" / "bench"
@@ -29,7 +29,7 @@ SHORT += ["BBB (bayesian-torch)", "SINGD dense, every 10 (singd)"]
 
 def main() -> None:
     results = json.loads((FOLDER / "bench.json").read_text())
-    atomic.write_text(FOLDER / "bench.md", show.markdown(results))
+    storage.write_text(FOLDER / "bench.md", show.markdown(results))
     show.pictures(results, ROOT / "docs" / "images")
     replace(ROOT / "docs" / "speed.md", show.summary(results).markdown())
     replace(ROOT / "README.md", show.summary(results, ["a", "b", "c"], SHORT).markdown())
@@ -42,7 +42,7 @@ def replace(page: Path, table: str) -> None:
     text = re.sub(
         rf"(SUMMARY\n|\| {head} \|.*?\n(?=\n))", lambda found: body, page.read_text(), count=1, flags=re.DOTALL
     )
-    atomic.write_text(page, text)
+    storage.write_text(page, text)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from eigenoise import atomic, linalg, runs
-from eigenoise.distributed import divided
+from eigenoise import linalg, storage
 from eigenoise.models import VGG16
-from eigenoise.turns import turns
+from eigenoise.optim.decomposition_schedule import turns
+from eigenoise.parallel.ranks import divided
+from eigenoise.studies import runs
 
 RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "cost_model.json"
@@ -278,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true")
     if parser.parse_args().measure:
-        atomic.write_json(OUT, measure())
+        storage.write_json(OUT, measure())
     measured = json.loads(OUT.read_text())
     show_check(measured)
     for network in (resnet50(), VIT, BILLION):

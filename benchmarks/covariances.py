@@ -16,9 +16,11 @@ from pathlib import Path
 import torch
 
 import eigenoise as en
-from eigenoise import atomic, data, train
+from eigenoise import storage
 from eigenoise.fisher import Diagonal, Eigen, Kronecker
-from eigenoise.runs import environment
+from eigenoise.optim import training
+from eigenoise.studies import data
+from eigenoise.studies.runs import environment
 
 LAYER = "0"
 OUT = Path(__file__).parent / "results" / "covariances.json"
@@ -32,7 +34,7 @@ def trained() -> tuple[en.NoisyEKFAC, torch.Tensor, torch.Tensor]:
     x, y = splits.x_train[0], splits.y_train[0]
     model = en.models.MLP(x.shape[1], [50], 1)
     optimizer = en.NoisyEKFAC(model, num_data=len(x), likelihood=en.GaussianLikelihood(), fisher="exact", start="init")
-    for _ in train.epochs(optimizer, x, y, count=200, batch_size=10):
+    for _ in training.epochs(optimizer, x, y, count=200, batch_size=10):
         pass
     return optimizer, x, y
 
@@ -70,7 +72,7 @@ def main() -> None:
         "planes": _planes(covariances, shape),
         "layer": {"name": LAYER, "kfac": kfac.tolist(), "ekfac": ekfac.tolist()},
     }
-    atomic.write_json(args.json, result)
+    storage.write_json(args.json, result)
     print("KL of each posterior of the first layer to the full Gaussian, nats:")
     for name, value in result["divergence"].items():
         print(f"  {name:5} {value:8.1f}")

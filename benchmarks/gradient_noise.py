@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 import eigenoise as en
-from eigenoise import data
-from eigenoise.runs import environment
+from eigenoise.studies import data
+from eigenoise.studies.runs import environment
 
 EPOCHS = (1, 20, 100)
 BATCHES = (10, 100, 455)

@@ -20,11 +20,13 @@ from pathlib import Path
 
 import torch
 
-from eigenoise import atomic, experiments, runs
-from eigenoise.checkpoints import read
-from eigenoise.experiments import Run, run_uci
-from eigenoise.presets import PRESETS
-from eigenoise.watch import watching
+from eigenoise import storage
+from eigenoise.reporting.progress import watching
+from eigenoise.studies import runs
+from eigenoise.studies.checkpoints import read
+from eigenoise.studies.regression import study
+from eigenoise.studies.regression.presets import PRESETS
+from eigenoise.studies.regression.study import Run, run_uci
 
 OUT = Path(__file__).parent / "results" / "kills.json"
 METHODS = ("noisy-ekfac", "noisy-kfac", "noisy-adam", "bbb")
@@ -64,7 +66,7 @@ def trial(method: str, kills: int, seed: int) -> dict:
     """One run that is killed ``kills`` times."""
     chance = random.Random(seed)
     torch.set_num_threads(1)
-    experiments.CHECKPOINT_SECONDS = 0.0
+    study.CHECKPOINT_SECONDS = 0.0
     run = Run("boston", method, PRESETS["paper"], splits=2, epochs=6 * kills)
     with tempfile.TemporaryDirectory() as folder, watching(True) as watch:
         straight, broken = (Path(folder) / name for name in ("straight", "broken"))
@@ -120,7 +122,7 @@ def main() -> None:
     if not args.show:
         each = -(-args.kills // len(METHODS))
         found = {method: trial(method, each, seed) for seed, method in enumerate(METHODS)}
-        atomic.write_json(OUT, {"methods": found, "environment": runs.environment()})
+        storage.write_json(OUT, {"methods": found, "environment": runs.environment()})
     show(json.loads(OUT.read_text()))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import eigenoise as en
-from eigenoise.runs import environment
+from eigenoise.studies.runs import environment
 
 IMAGES, BATCH, HELD_OUT = 8000, 128, 1000
 NETWORKS = {
@@ -116,7 +116,9 @@ def main() -> None:
             for way, options in ways.items():
                 if (network, way, seed) in done:
                     continue
-                at_once = mock.patch("eigenoise.turns.AT_ONCE", 1 << (62 if way == "plain" else 24))
+                at_once = mock.patch(
+                    "eigenoise.optim.decomposition_schedule.AT_ONCE", 1 << (62 if way == "plain" else 24)
+                )
                 with at_once:
                     row = {"network": network, "way": way, "seed": seed}
                     row |= run(network, options, train, held_out, seed, args.steps)

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor, nn
 
 import eigenoise as en
-from eigenoise import atomic, checks, runs
-from eigenoise.watch import watching
+from eigenoise import checks, storage
+from eigenoise.reporting.progress import watching
+from eigenoise.studies import runs
 
 OUT = Path(__file__).parent / "results" / "stability.json"
 METHODS: dict[str, Any] = {
@@ -184,7 +185,7 @@ def main() -> None:
                 key = json.dumps([trouble, method, kl_weight, lr])
                 if key not in found:
                     found[key] = train(method, trouble, kl_weight, lr, args.steps, not args.no_guard)
-                    atomic.write_json(args.out, kept)
+                    storage.write_json(args.out, kept)
                 task.to(done + 1, f"{key}: {found[key]['end']}")
             task.end()
     show(kept["runs"])

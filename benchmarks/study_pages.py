@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eigenoise import atomic, figures, report
+from eigenoise import storage
+from eigenoise.reporting import figures
+from eigenoise.studies.regression import report
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -47,7 +49,7 @@ def main() -> None:
     covariances = json.loads((RESULTS / "covariances.json").read_text())
     figures.covariance_cartoon(covariances["planes"], images / "posteriors")
     figures.scaling(covariances["layer"], images / "scaling")
-    atomic.write_text(DOCS / "results.md", page())
+    storage.write_text(DOCS / "results.md", page())
 
 
 if __name__ == "__main__":

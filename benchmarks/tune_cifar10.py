@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from eigenoise import atomic
-from eigenoise.runs import finished
-from eigenoise.vision.recipes import SETTINGS, Setting
-from eigenoise.vision.study import FORMAT, Run, run_cifar10
+from eigenoise import storage
+from eigenoise.studies.classification.recipes import SETTINGS, Setting
+from eigenoise.studies.classification.study import FORMAT, Run, run_cifar10
+from eigenoise.studies.runs import finished
 
 STEPS = 400
 WIDTH, STUDY_WIDTH = 0.25, 0.5
@@ -156,7 +156,7 @@ def main() -> None:
         total = progress.add_task("all", total=len(wanted), now="")
         for method, setting, options in wanted:
             task = progress.add_task(f"{method} {setting.name} {label(options)}", total=STEPS, now="")
-            folder = atomic.folder(OUT / label(options))
+            folder = storage.folder(OUT / label(options))
 
             def advance(training, task=task):
                 progress.update(task, completed=len(training.curve), now=f"loss {training.curve[-1][0]:.3f}")

@@ -23,12 +23,15 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from eigenoise import atomic, checks, data, metrics
-from eigenoise.data import uci
-from eigenoise.experiments import study_table
-from eigenoise.presets import METHODS, Recipe, best_recipe
-from eigenoise.runs import environment
-from eigenoise.trial import Trial
+from eigenoise import checks, storage
+from eigenoise.inference import metrics
+from eigenoise.optim.methods import BAYESIAN
+from eigenoise.studies import data
+from eigenoise.studies.data import uci
+from eigenoise.studies.regression.presets import Recipe, best_recipe
+from eigenoise.studies.regression.study import study_table
+from eigenoise.studies.regression.trial import Trial
+from eigenoise.studies.runs import environment
 
 OUT = Path(__file__).parent / "results" / "uci_tuning"
 SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "year": 1}  # 4 of the small sets
@@ -147,7 +150,7 @@ def _as_json(recipe: Recipe) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", default=list(uci.SETS))
-    parser.add_argument("--method", default=",".join(METHODS))
+    parser.add_argument("--method", default=",".join(BAYESIAN))
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     if args.show:
@@ -173,7 +176,7 @@ def _tune(name: str, method: str, progress: Progress) -> None:
         progress.remove_task(task)
         entries.append({"choice": left[0], **entry, "recipe": _as_json(recipe)})
         content = {"splits": splits.x_train.shape[0], "environment": environment(), "candidates": entries}
-        atomic.write_json(OUT / f"{name}-{method}.json", content)
+        storage.write_json(OUT / f"{name}-{method}.json", content)
         progress.console.print(
             f"{name} {method} {left[0]}: {np.mean(entry.get('ll_scaled', math.nan)):.3f}, noise × "
             f"{entry.get('noise_scale')}, as fitted {np.mean(entry.get('ll', math.nan)):.3f}, "

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import tune_cifar10
 
-from eigenoise import atomic
-from eigenoise.figures import LABELS
-from eigenoise.report import Grid
-from eigenoise.vision import show
-from eigenoise.vision.recipes import SETTINGS
+from eigenoise import storage
+from eigenoise.reporting.figures import LABELS
+from eigenoise.reporting.tables import Grid
+from eigenoise.studies.classification import report
+from eigenoise.studies.classification.recipes import SETTINGS
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -65,19 +65,19 @@ def page() -> str:
         "[the classification study](classification.md).\n",
     ]
     for folder, title in SECTIONS.items():
-        results = show.collect(RESULTS / folder)
+        results = report.collect(RESULTS / folder)
         if results:
-            parts += [f"## {title}\n", budget(results), show.markdown(results)]
+            parts += [f"## {title}\n", budget(results), report.markdown(results)]
     parts += ["## How λ, η and the step size were chosen\n", tried().markdown()]
     return "\n".join(parts)
 
 
 def main() -> None:
     for folder in SECTIONS:
-        results = show.collect(RESULTS / folder)
+        results = report.collect(RESULTS / folder)
         if results:
-            show.pictures(results, DOCS / "images", f"{folder}-")
-    atomic.write_text(DOCS / "classification_results.md", page())
+            report.pictures(results, DOCS / "images", f"{folder}-")
+    storage.write_text(DOCS / "classification_results.md", page())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from eigenoise import rotated
+from eigenoise.optim import rotated
 
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # before scipy is imported: one of scikit-learn's checks asks for it
 

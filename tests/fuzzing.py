@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 import eigenoise as en
-from eigenoise import runs
-from eigenoise.checkpoints import MAGIC, Checkpoints
-from eigenoise.data import images
-from eigenoise.estimators import BayesianMLPRegressor, keeping
-from eigenoise.posterior import Posterior
+from eigenoise.inference.posterior import Posterior
+from eigenoise.studies import runs
+from eigenoise.studies.checkpoints import MAGIC, Checkpoints
+from eigenoise.studies.data import images
+from eigenoise.tabular import BayesianMLPRegressor, persistence
 from eigenoise.tabular.reading import read_table
 
 MOST_MEMORY = 400  # MB more than before a whole run of cases
@@ -60,7 +60,7 @@ def _model(path: Path) -> None:
     made = np.random.default_rng(0)
     x = made.normal(size=(20, 2))
     short = {"max_epochs": 1, "early_stopping": False, "kl_weight": 1.0, "prior_var": 1.0, "members": 1}
-    keeping.save(BayesianMLPRegressor((3,), random_state=0, **short).fit(x, x[:, 0]), path)
+    persistence.save(BayesianMLPRegressor((3,), random_state=0, **short).fit(x, x[:, 0]), path)
 
 
 def _checkpoint(path: Path) -> None:
@@ -125,7 +125,7 @@ def _result(path: Path) -> None:
 
 READERS = {
     "posterior": Reader("q.safetensors", _posterior, Posterior.load),
-    "model": Reader("m.safetensors", _model, keeping.load),
+    "model": Reader("m.safetensors", _model, persistence.load),
     "checkpoint": Reader("run.checkpoint", _checkpoint, _resume, _sealed_checkpoint),
     "CSV": Reader("t.csv", _csv, read_table),
     "Parquet": Reader("t.parquet", _parquet, read_table),

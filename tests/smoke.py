@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import eigenoise as en
-from eigenoise.data.files import uci_registry
+from eigenoise.studies.data.files import uci_registry
 
 
 def main() -> None:

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from eigenoise.bench import show
-from eigenoise.data import uci
-from eigenoise.experiments import Run, finished
-from eigenoise.presets import METHODS, PRESETS, best_recipe
-from eigenoise.vision.recipes import SETTINGS, recipe
+from eigenoise.optim.methods import BAYESIAN
+from eigenoise.studies.bench import show
+from eigenoise.studies.classification.recipes import SETTINGS, recipe
+from eigenoise.studies.data import uci
+from eigenoise.studies.regression.presets import PRESETS, best_recipe
+from eigenoise.studies.regression.study import Run, finished
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -184,7 +185,7 @@ def test_committed_results_are_of_the_present_settings():
 def test_the_best_preset_is_what_tuning_chose():
     tune = benchmark("tune_uci")
     for name in uci.SETS:
-        for method in METHODS:
+        for method in BAYESIAN:
             wanted = best_recipe(name, method, **tune.chosen(name, method))
             assert wanted == PRESETS["best"].recipe(name, method)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fuzzing
-from eigenoise.data import images
+from eigenoise.studies.data import images
 
 
 @pytest.mark.parametrize("name", fuzzing.READERS)

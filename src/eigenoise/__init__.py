@@ -1,6 +1,6 @@
 """eigenoise: Bayesian neural networks by noisy natural gradient.
 
-Names are loaded when the first of them is asked for, so that the command line answers before torch is there.
+Names are imported when they are first used, so that ``eigenoise --help`` answers without loading torch.
 """
 
 from importlib import import_module
@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Any
 from eigenoise.version import __version__
 
 if TYPE_CHECKING:
-    from eigenoise.public import *  # noqa: F403
+    from eigenoise import distributions, fisher, models
+    from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
+    from eigenoise.inference.batch_norm import settle_batch_norm
+    from eigenoise.inference.posterior import Posterior
+    from eigenoise.inference.predict import predict
+    from eigenoise.likelihoods import (
+        BernoulliLikelihood,
+        CategoricalLikelihood,
+        GaussianLikelihood,
+        HeteroscedasticGaussianLikelihood,
+    )
+    from eigenoise.optim import EKFAC, KFAC, BayesByBackprop, NoisyAdam, NoisyEKFAC, NoisyKFAC
 
-__all__ = [  # noqa: F405
+__all__ = [
     "EKFAC",
     "KFAC",
     "BayesByBackprop",
@@ -34,16 +45,23 @@ __all__ = [  # noqa: F405
     "settle_batch_norm",
 ]
 
+_HOMES = {
+    "Posterior": "inference.posterior",
+    "predict": "inference.predict",
+    "settle_batch_norm": "inference.batch_norm",
+    **dict.fromkeys(("EigenMatrixNormal", "MatrixNormal"), "distributions"),
+    **dict.fromkeys((name for name in __all__ if name.endswith("Likelihood")), "likelihoods"),
+    **dict.fromkeys(("EKFAC", "KFAC", "BayesByBackprop", "NoisyAdam", "NoisyEKFAC", "NoisyKFAC"), "optim"),
+}
 
-if not TYPE_CHECKING:  # a type checker would take every name for one that exists
 
-    def __getattr__(name: str) -> Any:
-        if not name.startswith("_"):
-            if find_spec(f"eigenoise.{name}") is not None:  # without the others, which may be what asks for it
-                return import_module(f"eigenoise.{name}")
-            if name in __all__:
-                return getattr(import_module("eigenoise.public"), name)
-        raise AttributeError(f"module 'eigenoise' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"eigenoise.{_HOMES[name]}"), name)
+    if not name.startswith("_") and find_spec(f"eigenoise.{name}") is not None:
+        return import_module(f"eigenoise.{name}")
+    raise AttributeError(f"module 'eigenoise' has no attribute {name!r}")
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

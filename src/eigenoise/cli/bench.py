@@ -13,7 +13,7 @@ import typer
 from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say
 
 if TYPE_CHECKING:
-    from eigenoise.watch import Task
+    from eigenoise.reporting.progress import Task
 
 
 def _seen(task: Task, count: Iterator[int], name: str) -> None:
@@ -42,10 +42,10 @@ def bench(
 
     import torch
 
-    from eigenoise import atomic, checks
-    from eigenoise.bench import run, show
-    from eigenoise.bench.cases import CASES
-    from eigenoise.watch import watching
+    from eigenoise import checks, storage
+    from eigenoise.reporting.progress import watching
+    from eigenoise.studies.bench import run, show
+    from eigenoise.studies.bench.cases import CASES
 
     terminal = console(quiet)
     torch.set_num_threads(1)  # ratios are of CPU time on one core
@@ -54,17 +54,17 @@ def bench(
         before = None if against is None else json.loads(against.read_text())
         if before is not None and not (isinstance(before, dict) and "cases" in before):
             raise ValueError(f"--against must be a result of this command, but {against} is none")
-        atomic.folder(out)
+        storage.folder(out)
         with watching(not quiet) as watch:
             results = run.begun(out / "bench.json")
             for part in run.parts(names, rounds=rounds, peers=peers, memory=memory, growth=growth):
                 task = watch.task(part.title, part.steps)
                 part.run(results, partial(_seen, task, itertools.count(1)))
                 task.end()
-                atomic.write_json(out / "bench.json", results)
+                storage.write_json(out / "bench.json", results)
         for grid in show.grids(results):
             terminal.print(rich_table(grid))
-        atomic.write_text(out / "bench.md", show.markdown(results))
+        storage.write_text(out / "bench.md", show.markdown(results))
         for path in (out / "bench.json", out / "bench.md", *show.pictures(results, out)):
             say(terminal, f"written: {path}")
     if before is not None:

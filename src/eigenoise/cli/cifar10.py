@@ -12,11 +12,11 @@ import typer
 from eigenoise.cli.base import Folder, Quiet, app, console, reported, rich_table, say
 
 if TYPE_CHECKING:
-    from eigenoise.board import Board
-    from eigenoise.distributed import Ranks
-    from eigenoise.vision.study import Run
-    from eigenoise.vision.training import Training
-    from eigenoise.watch import Watch
+    from eigenoise.parallel.ranks import Ranks
+    from eigenoise.reporting.progress import Watch
+    from eigenoise.reporting.tensorboard import Board
+    from eigenoise.studies.classification.study import Run
+    from eigenoise.studies.classification.training import Training
 
 HISTOGRAMS_EVERY = 100  # steps
 
@@ -58,10 +58,10 @@ def cifar10(
     """
     import torch
 
-    from eigenoise import atomic, checks
-    from eigenoise.distributed import started_together
-    from eigenoise.vision import show, study
-    from eigenoise.vision.recipes import METHODS, Setting
+    from eigenoise import checks, storage
+    from eigenoise.parallel.ranks import started_together
+    from eigenoise.studies.classification import report, study
+    from eigenoise.studies.classification.recipes import METHODS, Setting
 
     torch.set_num_threads(threads)
     given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr, "conv_basis": conv_basis}
@@ -82,17 +82,17 @@ def cifar10(
             study.Run(name, Setting(aug, bn), count, width=width, validate=validate, options=options, **common)
             for name in wanted
         ]
-        atomic.folder(out)
+        storage.folder(out)
         new = [{"settings": run.settings(), "processes": processes} for run in todo]
-        show.check_comparable([*show.collect(out), *new], str(out))
+        report.check_comparable([*report.collect(out), *new], str(out))
         for run in todo:  # whatever is wrong with old results of any is said before the first begins
             study.check(run, out, resume, processes)
         _run_cifar10(todo, out, folder, device, resume, tensorboard if first else None, quiet or not first, ranks)
         if not first:
             return
-        for grid in show.grids(show.collect(out)):
+        for grid in report.grids(report.collect(out)):
             terminal.print(rich_table(grid))
-        for path in show.write(out):
+        for path in report.write(out):
             say(terminal, f"written: {path}")
 
 
@@ -137,9 +137,9 @@ def _run_cifar10(
     quiet: bool,
     ranks: Ranks | None,
 ) -> None:
-    from eigenoise.board import Board
-    from eigenoise.vision.study import run_cifar10
-    from eigenoise.watch import watching
+    from eigenoise.reporting.progress import watching
+    from eigenoise.reporting.tensorboard import Board
+    from eigenoise.studies.classification.study import run_cifar10
 
     with watching(not quiet) as watch:
         for run in todo:

@@ -20,9 +20,9 @@ def data_list() -> None:
     """
     from rich.table import Table
 
-    from eigenoise.data import images
-    from eigenoise.data.files import cache_folder
-    from eigenoise.data.uci import SETS, presence
+    from eigenoise.studies.data import images
+    from eigenoise.studies.data.files import cache_folder
+    from eigenoise.studies.data.uci import SETS, presence
 
     table = Table(title=f"UCI regression sets; cache {cache_folder()}")
     for heading in ("set", "rows", "inputs", "splits", "in the cache"):
@@ -47,10 +47,10 @@ def data_fetch(
 
     Example: eigenoise data fetch yacht energy
     """
-    from eigenoise.data import images
-    from eigenoise.data.files import fetch_uci, uci_registry
-    from eigenoise.data.uci import info, year_splits
-    from eigenoise.watch import watching
+    from eigenoise.reporting.progress import watching
+    from eigenoise.studies.data import images
+    from eigenoise.studies.data.files import fetch_uci, uci_registry
+    from eigenoise.studies.data.uci import info, year_splits
 
     with reported("data fetch", "what was fetched is kept"), watching(not quiet) as watch:
         for name in sets:
@@ -77,6 +77,6 @@ def data_path() -> None:
 
     Example: eigenoise data path
     """
-    from eigenoise.data.files import cache_folder
+    from eigenoise.studies.data.files import cache_folder
 
     typer.echo(str(cache_folder()))

@@ -13,8 +13,8 @@ from eigenoise.cli.base import Quiet, app, console, reported, say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eigenoise.demo import Result
-    from eigenoise.watch import Task
+    from eigenoise.reporting.progress import Task
+    from eigenoise.studies.demo import Result
 
 
 def _seen(task: Task, epoch: int, elbo: float) -> None:
@@ -35,17 +35,18 @@ def demo(
     """
     import torch
 
-    from eigenoise import atomic, data
-    from eigenoise.demo import Settings, draw, run
-    from eigenoise.figures import LABELS
-    from eigenoise.presets import METHODS
-    from eigenoise.watch import watching
+    from eigenoise import storage
+    from eigenoise.optim.methods import BAYESIAN
+    from eigenoise.reporting.figures import LABELS
+    from eigenoise.reporting.progress import watching
+    from eigenoise.studies import data
+    from eigenoise.studies.demo import Settings, draw, run
 
     terminal = console(quiet)
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
     settings = Settings(epochs=epochs, splits=splits)
     with reported("demo"):
-        atomic.folder(out)
+        storage.folder(out)
         table = data.boston()
         say(
             terminal,
@@ -54,7 +55,7 @@ def demo(
         )
         results = []
         with watching(not quiet) as watch:
-            for method in METHODS:
+            for method in BAYESIAN:
                 task = watch.task(LABELS[method], epochs)
                 results.append(run(method, table, settings, partial(_seen, task)))
                 task.end()
@@ -66,8 +67,8 @@ def demo(
 def _table(results: list[Result]) -> Table:
     from rich.table import Table
 
-    from eigenoise.figures import LABELS
-    from eigenoise.report import mean_and_error
+    from eigenoise.reporting.figures import LABELS
+    from eigenoise.reporting.tables import mean_and_error
 
     table = Table(title="Test parts, mean ± standard error over splits (price in 1000 $)")
     for heading in ("method", "RMSE", "log-lik.", "90 % cover", "ELBO", "s"):

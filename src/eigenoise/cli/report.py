@@ -20,15 +20,16 @@ def report(
 
     Example: eigenoise report results --out report.html
     """
-    from eigenoise import atomic, page
-    from eigenoise.watch import watching
+    from eigenoise import storage
+    from eigenoise.reporting.progress import watching
+    from eigenoise.studies import html_report
 
     with reported("report"):
-        atomic.folder(out.parent)
+        storage.folder(out.parent)
         if out.is_dir():
             raise ValueError(f"--out must be a file, but {out} is a folder")
         with watching(not quiet) as watch:
             task = watch.task("drawing")
-            page.write(folder, out)
+            html_report.write(folder, out)
             task.end()
     say(console(quiet), f"written: {out}")

@@ -14,9 +14,9 @@ WIDEST = 10_000  # units of a hidden layer
 
 def _check_out(out: Path, *read: Path) -> None:
     """Before work is done: ``out`` can be written, and is none of the files that were read."""
-    from eigenoise import atomic
+    from eigenoise import storage
 
-    atomic.folder(out.parent)
+    storage.folder(out.parent)
     if out.is_dir():
         raise ValueError(f"--out must be a file, but {out} is a folder")
     for path in read:

@@ -12,9 +12,9 @@ import typer
 from eigenoise.cli.base import Folder, Quiet, app, console, reported, rich_table, say
 
 if TYPE_CHECKING:
-    from eigenoise.board import Board
-    from eigenoise.trial import Trial
-    from eigenoise.watch import Task
+    from eigenoise.reporting.progress import Task
+    from eigenoise.reporting.tensorboard import Board
+    from eigenoise.studies.regression.trial import Trial
 
 
 def _seen(task: Task, board: Board | None, trial: Trial) -> None:
@@ -51,12 +51,14 @@ def uci(
     """
     import torch
 
-    from eigenoise import atomic, checks, report
-    from eigenoise.board import Board
-    from eigenoise.data import uci as uci_data
-    from eigenoise.experiments import Run, finished, run_uci
-    from eigenoise.presets import METHODS, PRESETS
-    from eigenoise.watch import watching
+    from eigenoise import checks, storage
+    from eigenoise.optim.methods import BAYESIAN
+    from eigenoise.reporting.progress import watching
+    from eigenoise.reporting.tensorboard import Board
+    from eigenoise.studies.data import uci as uci_data
+    from eigenoise.studies.regression import report
+    from eigenoise.studies.regression.presets import PRESETS
+    from eigenoise.studies.regression.study import Run, finished, run_uci
 
     terminal = console(quiet)
     torch.set_num_threads(1)  # matrices this small only wait for a second thread
@@ -64,13 +66,13 @@ def uci(
     failed = 0
     with reported("uci", "the same command continues from the last checkpoint"):
         settings = PRESETS[checks.choice("--preset", preset, PRESETS)]
-        methods = [checks.choice("--method", word.strip(), METHODS) for word in method.split(",")]
+        methods = [checks.choice("--method", word.strip(), BAYESIAN) for word in method.split(",")]
         names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
         runs = [Run(name, m, settings, splits, epochs, canonical) for name in names for m in methods]
         for run in runs:  # whatever is wrong with the settings or old results of any is said before the first begins
             run.settings()
             finished(run, out)
-        atomic.folder(out)
+        storage.folder(out)
         with watching(not quiet) as watch:
             for run in runs:
                 task = watch.task(run.name)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks
-from eigenoise.averages import Averaged
-from eigenoise.fisher.factors import KroneckerFactors
+from eigenoise.fisher.kronecker_factors import KroneckerFactors
+from eigenoise.linalg.moving_average import Averaged
 
 DAMPINGS = ("exact", "factored")
 FLOOR = 1e-30  # eigenvalues are never taken for smaller: 1/FLOOR is finite in float32

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from eigenoise.averages import Averaged, PendingMean
 from eigenoise.fisher.base import Fisher
-from eigenoise.fisher.moments import squared_gradients
+from eigenoise.fisher.second_moments import squared_gradients
+from eigenoise.linalg.moving_average import Averaged, PendingMean
 
 
 class Diagonal(Fisher):

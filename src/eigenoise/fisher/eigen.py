@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks, linalg
-from eigenoise.averages import Averaged, PendingMean
-from eigenoise.distributions import EigenMatrixNormal
+from eigenoise.distributions.matrix_normal import EigenMatrixNormal
 from eigenoise.fisher.base import DAMPINGS, Fisher
-from eigenoise.fisher.factors import KroneckerFactors
-from eigenoise.fisher.moments import squared_gradients
+from eigenoise.fisher.kronecker_factors import KroneckerFactors
+from eigenoise.fisher.second_moments import squared_gradients
+from eigenoise.linalg.moving_average import Averaged, PendingMean
 
 STARTS = ("init", "kfac")
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from eigenoise import checks, linalg
-from eigenoise.averages import Averaged
-from eigenoise.distributions import EigenMatrixNormal, MatrixNormal
+from eigenoise.distributions.matrix_normal import EigenMatrixNormal, MatrixNormal
 from eigenoise.fisher.base import DAMPINGS, FLOOR, Fisher
-from eigenoise.fisher.factors import KroneckerFactors
+from eigenoise.fisher.kronecker_factors import KroneckerFactors
+from eigenoise.linalg.moving_average import Averaged
 
 
 class Kronecker(Fisher):

@@ -1,7 +1,7 @@
 """Likelihoods: what the network's output says about a target."""
 
 from eigenoise.likelihoods.base import Likelihood
-from eigenoise.likelihoods.classes import BernoulliLikelihood, CategoricalLikelihood
+from eigenoise.likelihoods.classification import BernoulliLikelihood, CategoricalLikelihood
 from eigenoise.likelihoods.gaussian import GaussianLikelihood, HeteroscedasticGaussianLikelihood
 
 __all__ = [

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
-from eigenoise.averages import Averaged
-from eigenoise.predictive import Predictive
+from eigenoise.distributions.mixtures import Predictive
+from eigenoise.linalg.moving_average import Averaged
 
 Observer = Callable[[Tensor, Tensor, Callable[[], None]], None]  # output, loss, and how the likelihood learns from it
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.optim.adam import adam
 
 from eigenoise import checks
-from eigenoise.averages import Averaged, PendingMean
+from eigenoise.distributions.mixtures import GaussianMixture
 from eigenoise.likelihoods.base import Likelihood, along_axes
-from eigenoise.predictive import GaussianMixture
+from eigenoise.linalg.moving_average import Averaged, PendingMean
 
 LOG_2PI = math.log(2 * math.pi)
 UPDATES = ("closed-form", "adam")

@@ -1,1 +1,19 @@
-"""Tables from files: read them, learn from them, keep what was learned in one file, predict."""
+"""Bayesian networks for tables: scikit-learn estimators, tables from files, calibration, models as files."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eigenoise.tabular.classifier import BayesianMLPClassifier
+    from eigenoise.tabular.regressor import BayesianMLPRegressor
+
+__all__ = ["BayesianMLPClassifier", "BayesianMLPRegressor"]
+
+_MODULES = {"BayesianMLPClassifier": "classifier", "BayesianMLPRegressor": "regressor"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import torch and scikit-learn only when an estimator is asked for: the command line answers without them."""
+    if name in _MODULES:
+        return getattr(import_module(f"eigenoise.tabular.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'eigenoise.tabular' has no attribute {name!r}")

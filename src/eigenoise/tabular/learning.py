@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from sklearn.model_selection import train_test_split
 
-from eigenoise import checks, metrics
-from eigenoise.estimators import BayesianMLPClassifier, BayesianMLPRegressor, keeping
-from eigenoise.report import Grid
+from eigenoise import checks
+from eigenoise.inference import metrics
+from eigenoise.reporting.tables import Grid
+from eigenoise.tabular import BayesianMLPClassifier, BayesianMLPRegressor, persistence
 from eigenoise.tabular.baselines import CLASSIFIERS, REGRESSORS, GaussianAround
 from eigenoise.tabular.schema import Schema
 
@@ -37,7 +38,7 @@ class Learned:
         details: of predictions for held-out rows and of the networks, for a report.
     """
 
-    estimator: keeping.Estimator
+    estimator: persistence.Estimator
     schema: Schema
     scores: dict[str, dict[str, float]]
     rows: tuple[int, int]
@@ -47,7 +48,7 @@ class Learned:
         """In one file without code."""
         notes = {"schema": self.schema.to_json(), "scores": self.scores, "rows": list(self.rows)}
         notes["details"] = self.details
-        keeping.save(self.estimator, path, notes)
+        persistence.save(self.estimator, path, notes)
 
     @classmethod
     def load(cls, path: Path) -> Learned:
@@ -56,7 +57,7 @@ class Learned:
         Raises:
             FileNotFoundError, ValueError: if there is no such file or it is no model of a table.
         """
-        estimator, notes = keeping.load(path)
+        estimator, notes = persistence.load(path)
         try:
             schema = Schema.from_json(notes["schema"])
             learned, held_out = notes["rows"]
@@ -127,7 +128,7 @@ def learn(
         raise ValueError("every row that was held out is in the rest of the table too: there is nothing to test on")
     parts = [x, x_held[new], y, y_held[new]]
     rows = len(y), int(new.sum())
-    estimator: keeping.Estimator
+    estimator: persistence.Estimator
     if classes:
         estimator, scores, details = _classify(parts, seed, options)
     else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eigenoise import atomic
+from eigenoise import storage
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,6 +106,6 @@ def _parquet(path: Path) -> pd.DataFrame:
 def write_table(frame: pd.DataFrame, path: Path) -> None:
     """As CSV or Parquet, by the name's ending; the file appears when it is complete."""
     if path.suffix.lower() in PARQUET:
-        atomic.write(path, lambda temporary: frame.to_parquet(temporary, index=False))
+        storage.write(path, lambda temporary: frame.to_parquet(temporary, index=False))
     else:
-        atomic.write(path, lambda temporary: frame.to_csv(temporary, index=False))
+        storage.write(path, lambda temporary: frame.to_csv(temporary, index=False))

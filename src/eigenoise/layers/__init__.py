@@ -1,0 +1,1 @@
+"""How layers are matrices, how their activations and output gradients are captured, and which layer gets what."""

@@ -1,0 +1,1 @@
+"""Several processes that train one model: what is averaged between them and what is divided."""

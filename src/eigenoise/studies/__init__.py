@@ -1,0 +1,1 @@
+"""The paper's experiments, the demo and the benchmarks: data, settings, resumable runs, results as JSON."""

@@ -1,0 +1,115 @@
+"""Timing methods against SGD: they take turns, so that a noisy machine slows all alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from eigenoise.studies.bench.cases import Case
+from eigenoise.studies.bench.peers import Unsupported
+from eigenoise.studies.bench.steps import Stepper, sgd
+
+Progress = Callable[[str], None]
+
+
+def ratios(
+    case: Case, methods: Mapping[str, Callable[[Case], Stepper]], rounds: int, on_round: Progress = lambda name: None
+) -> dict[str, Any]:
+    """Cost of each method's step on ``case``, amortised over its cycle, as a ratio to a step of SGD.
+
+    In each round every method is timed right after SGD, by CPU time of one thread; a step of each kind that its cycle
+    has is weighed by how often it comes.
+
+    Args:
+        case: network and batch.
+        methods: makers of steppers by label.
+        rounds: how often.
+        on_round: called with a label whenever a method was timed.
+
+    Returns:
+        ``sgd_ms``, and for each method its median ``ratio``, ``quartiles``, median ``ms`` of a step, the ratio of the
+        ``worst`` kind of step, and the ``kinds`` with their share and their ratio.
+    """
+    torch.manual_seed(0)
+    base = sgd(case)
+    made = {name: _try(make, case) for name, make in methods.items()}
+    steppers = {name: one for name, one in made.items() if isinstance(one, Stepper)}
+    reasons = {name: one for name, one in made.items() if isinstance(one, str)}
+    for stepper in (base, *steppers.values()):
+        warm_up(stepper)
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in steppers}
+    sgd_times = [_time(base, case.steps, 0)]
+    for _ in range(rounds):
+        for name, stepper in steppers.items():
+            unit = _time(base, case.steps, 0)
+            sgd_times.append(unit)
+            for kind, (place, _share) in stepper.kinds().items():
+                count = max(case.steps, stepper.period) if kind == "plain" else max(1, case.steps // 4)
+                cost = _time(stepper, count, place) / stepper.models
+                found[name].setdefault(kind, []).append(cost / unit)
+            on_round(name)
+    scale = statistics.median(sgd_times)
+    result: dict[str, Any] = {"title": case.title, "sgd_ms": 1e3 * scale, "rounds": rounds, "methods": {}}
+    for name, stepper in steppers.items():
+        shares = {kind: share for kind, (_, share) in stepper.kinds().items()}
+        whole = [sum(shares[kind] * found[name][kind][i] for kind in shares) for i in range(rounds)]
+        kinds = {kind: {"share": shares[kind], "ratio": statistics.median(found[name][kind])} for kind in shares}
+        middle = statistics.median(whole)
+        result["methods"][name] = {
+            "ratio": middle,
+            "quartiles": _quartiles(whole),
+            "ms": 1e3 * scale * middle,
+            "worst": max(about["ratio"] for about in kinds.values()) * stepper.models,
+            "kinds": kinds,
+        }
+    result["methods"] |= {name: {"reason": reason} for name, reason in reasons.items()}
+    return result
+
+
+def _try(make: Callable[[Case], Stepper], case: Case) -> Stepper | str:
+    """A stepper, or why there is none."""
+    try:
+        return make(case)
+    except Unsupported as error:
+        return str(error)
+
+
+def seconds_of_each_kind(stepper: Stepper) -> dict[str, float]:
+    """Seconds of a ``plain`` step, and of what ``statistics`` and a whole new ``basis`` cost on top of one."""
+    times = {kind: _time(stepper, 3 if kind == "plain" else 1, place) for kind, (place, _) in stepper.kinds().items()}
+    plain, with_statistics = times["plain"], times["statistics"]
+    found = {"plain": plain, "statistics": with_statistics - plain, "basis": 0.0}
+    for kind, seconds in times.items():
+        if "basis" in kind:
+            found["basis"] += seconds - (with_statistics if "statistics" in kind else plain)
+    return found
+
+
+def warm_up(stepper: Stepper) -> None:
+    """One step of each kind, the first of all included."""
+    stepper.step()
+    for place, _ in stepper.kinds().values():
+        stepper.seek(place)
+        stepper.step()
+
+
+def _time(stepper: Stepper, count: int, place: int) -> float:
+    """Seconds of CPU time of a step at ``place`` of the cycle, mean over ``count``."""
+    total = 0.0
+    for _ in range(count):
+        stepper.seek(place)
+        start = time.process_time()
+        stepper.step()
+        total += time.process_time() - start
+    return total / count
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0], values[0]]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [low, high]
