@@ -59,7 +59,7 @@ def like(opt, **options):
         likelihood=en.GaussianLikelihood(),
         lr=0.0,
         stats_every=10**9,
-        eig_every=10**9,
+        refresh_every=10**9,
         start="init",
         **options,
     )

@@ -62,7 +62,7 @@ def run(network, options, train, held_out, seed, steps):
         lr=0.03,
         kl_weight=0.3,
         stats_every=10,
-        eig_every=100,
+        refresh_every=100,
         damping=1e-3,
         start="init",
         generator=torch.Generator().manual_seed(seed),

@@ -81,7 +81,7 @@ def work(rank: int, count: int, together: bool, rounds: int, folder: str) -> Non
         likelihood=likelihood,
         lr=1e-4,
         stats_every=STATS_EVERY,
-        eig_every=CYCLE,
+        refresh_every=CYCLE,
         **case.options,
     )
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 import pytest
 import torch
-
-from eigenoise.optim import rotated
 
 os.environ.setdefault("SCIPY_ARRAY_API", "1")  # before scipy is imported: one of scikit-learn's checks asks for it
 
@@ -28,9 +25,3 @@ def _float64_and_seed():
 def no_cache(tmp_path, monkeypatch):
     """No data but Boston, from its package."""
     monkeypatch.setenv("EIGENOISE_DATA", str(tmp_path / "cache"))
-
-
-@pytest.fixture(params=["weights", "eigenbasis"])
-def kept(request, monkeypatch):
-    """Run a test with every layer kept as weights, and with every structured layer kept in its eigenbasis."""
-    monkeypatch.setattr(rotated, "WORTHWHILE", 0 if request.param == "eigenbasis" else math.inf)

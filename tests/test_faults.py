@@ -90,7 +90,7 @@ def test_statistics_that_overflow_can_be_skipped(method):
 def _overflow_only_together():
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 3)).float())
-    opt = en.NoisyEKFAC(model, num_data=100, likelihood=en.CategoricalLikelihood(), stats_every=2, eig_every=2)
+    opt = en.NoisyEKFAC(model, num_data=100, likelihood=en.CategoricalLikelihood(), stats_every=2, refresh_every=2)
     good = torch.randn(2, 1, dtype=torch.float32)
     step(model, opt, good)
     step(model, opt, good)

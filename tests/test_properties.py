@@ -69,7 +69,7 @@ def step(opt, x, y):
 def test_r_is_the_diagonal_of_the_exact_fisher_in_the_basis(problem, kept):
     model, x, y = problem
     likelihood = en.GaussianLikelihood(precision=1.7)
-    options = {"stats_every": 1, "eig_every": 2, "ema_factors": 1.0, "ema_scale": 1.0, "start": "init"}
+    options = {"stats_every": 1, "refresh_every": 2, "ema_factors": 1.0, "ema_scale": 1.0, "start": "init"}
     opt = en.EKFAC(
         model, num_data=9, likelihood=likelihood, lr=0.0, fisher="exact", eigenbasis=kept == "eigenbasis", **options
     )

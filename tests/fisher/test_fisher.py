@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 from eigenoise import linalg
-from eigenoise.fisher import Diagonal, Eigen, Fisher, Kronecker
-from eigenoise.fisher.bases import FullSide
+from eigenoise.fisher import BasisOptions, Diagonal, Eigen, Fisher, Kronecker
+from eigenoise.fisher.bases import FullBasis
 from eigenoise.fisher.second_moments import gram, squared_gradients
 from eigenoise.linalg.moving_average import PendingMean, Product
 
@@ -137,7 +137,7 @@ class FisherConformance:
         fisher.update(*(x.to(torch.bfloat16) for x in statistics()))
         fisher.commit(0.5, 0.5)
         assert fisher.refresh()
-        assert {t.dtype for t in fisher.state().values()} == {torch.float32}
+        assert {t.dtype for t in fisher.state().values() if t.is_floating_point()} == {torch.float32}
         assert torch.isfinite(fisher.solve(torch.randn(P, N, dtype=torch.float32), 0.1)).all()
 
     def test_a_direction_never_seen_is_finite_without_damping(self):
@@ -171,12 +171,16 @@ class TestEigen(FisherConformance):
     make = Eigen
 
 
-class TestEigenStartedAsKFAC(FisherConformance):
-    make = functools.partial(Eigen, start="kfac")
+class TestEigenFromTheIdentity(FisherConformance):
+    make = functools.partial(Eigen, init=1.0)
+
+    def test_starts_as_a_multiple_of_the_identity(self):
+        dense = Eigen((P, N), init=2.5).dense(0.0)
+        torch.testing.assert_close(dense, 2.5 * torch.eye(P * N), **TOL)
 
 
 class TestEigenWithFixedInput(FisherConformance):
-    make = functools.partial(Eigen, fixed_input=True)
+    make = functools.partial(Eigen, basis=BasisOptions(fixed_input=True))
 
     def test_nothing_is_turned_on_the_side_of_the_input(self, fisher):
         eye = torch.eye(N).expand_as(fisher.factors.q_in)
@@ -185,20 +189,36 @@ class TestEigenWithFixedInput(FisherConformance):
 
 
 class TestEigenWithTaps(FisherConformance):
-    make = functools.partial(Eigen, kernel=(2, 2))
+    make = functools.partial(Eigen, basis=BasisOptions(kernel=(2, 2)))
 
 
 class TestEigenWithTapsAndBias(FisherConformance):
-    make = functools.partial(Eigen, kernel=(1, 3))
+    make = functools.partial(Eigen, basis=BasisOptions(kernel=(1, 3)))
 
 
 class TestKroneckerWithTaps(FisherConformance):
-    make = functools.partial(Kronecker, kernel=(2, 2))
+    make = functools.partial(Kronecker, basis=BasisOptions(kernel=(2, 2)))
+
+
+class TestEigenWithSidesTooLarge(FisherConformance):
+    make = functools.partial(Eigen, basis=BasisOptions(max_side=N - 1))
+
+    def test_only_the_large_side_keeps_the_identity(self, fisher):
+        assert torch.equal(fisher.factors.q_in, torch.eye(N).expand_as(fisher.factors.q_in))
+        assert not torch.equal(fisher.factors.q_out, torch.eye(P).expand_as(fisher.factors.q_out))
+
+
+class TestKroneckerWithSidesTooLarge(FisherConformance):
+    make = functools.partial(Kronecker, basis=BasisOptions(max_side=1))
+
+    def test_it_is_the_outer_product_of_the_diagonals(self, fisher):
+        out, inputs = fisher.factors.out.values, fisher.factors.inputs.values
+        torch.testing.assert_close(fisher.dense(0.0).diagonal(dim1=-2, dim2=-1), linalg.outer(out, inputs).flatten(-2))
 
 
 def test_with_a_fixed_input_the_scale_is_exact_in_that_basis():
     a, g = statistics(t=2)
-    fisher = Eigen((P, N), fixed_input=True)
+    fisher = Eigen((P, N), basis=BasisOptions(fixed_input=True), init=1.0)
     for _ in range(2):
         fisher.update(a, g)
         fisher.commit(1.0, 1.0)
@@ -235,16 +255,16 @@ def test_a_product_blends_as_its_value_does(rows, lead):
 
 def test_large_moments_are_multiplied_out_up_to_the_diagonal_only(monkeypatch):
     monkeypatch.setattr("eigenoise.linalg.moving_average.HALVED", N)
-    side, x = FullSide((), N, 1.0, {}), torch.randn(3, 1, N)
+    side, x = FullBasis((), N, 1.0, {}), torch.randn(3, 1, N)
     for _ in range(2):  # what is above is brought up to date whenever someone looks, so both halves go on
         side.update(x, 3)
         side.update(torch.ones(50, 1, N), 50)  # so many that they are multiplied out
         before = side.moments.clone()
-        side.commit(0.3)
-        assert not torch.equal(side._moments, side._moments.mT)
+        side.commit(0.3, first=False)
+        assert not torch.equal(side._moments.value, side._moments.value.mT)
         wanted = 0.7 * before + 0.3 * (x[:, 0].mT @ x[:, 0] + 50) / 53
         torch.testing.assert_close(side.moments, wanted)
-        side.commit(0.5)
+        side.commit(0.5, first=False)
         torch.testing.assert_close(side.moments, wanted)
 
 
@@ -271,10 +291,10 @@ def test_a_product_that_overflows_is_noticed():
     assert not torch.isfinite(product.bound())
 
 
-def turned_side(lead=()):
-    """The side of inputs with some basis."""
-    side = FullSide(lead, N, 1.0, {})
-    side.q.copy_(torch.linalg.qr(torch.randn(*lead, N, N))[0])
+def rotated_side(size, lead=()):
+    """A side with some basis."""
+    side = FullBasis(lead, size, 1.0, {})
+    side.q.copy_(torch.linalg.qr(torch.randn(*lead, size, size))[0])
     return side
 
 
@@ -283,32 +303,32 @@ def turned_side(lead=()):
 @pytest.mark.parametrize("lead", LEADS, ids=str)
 def test_squared_gradients_are_of_sums_over_positions(t, v, lead):
     a, g = statistics(lead, t=t, v=v)
-    q_out = torch.linalg.qr(torch.randn(*lead, P, P))[0]
-    inputs = turned_side(lead)
-    q_in = inputs.q
+    out, inputs = rotated_side(P, lead), rotated_side(N, lead)
+    q_out, q_in = out.q, inputs.q
     each = per_example(a if v is None else a.unsqueeze(-4), g)
-    for basis in ((None, None), (q_out, inputs)):
+    for basis in ((None, None), (out, inputs)):
         turned = each
         if basis[0] is not None:
             extra = each.ndim - q_out.ndim
             reshape = lambda q, extra=extra: q.reshape(*lead, *(1,) * extra, *q.shape[-2:])  # noqa: E731
             turned = linalg.rotate(reshape(q_out), each, reshape(q_in))
         expected = turned.square().sum(tuple(range(len(lead), each.ndim - 2)))
-        torch.testing.assert_close(value(squared_gradients(a, g, *basis)), expected, **TOL)
+        vectors = g if v is not None else g.unsqueeze(-4)
+        torch.testing.assert_close(value(squared_gradients(a, vectors, *basis)), expected, **TOL)
 
 
 def test_squared_gradients_in_chunks(monkeypatch):
-    a, g = statistics(b=7, t=9)
-    q_out, inputs = torch.linalg.qr(torch.randn(P, P))[0], turned_side()
-    whole = value(squared_gradients(a, g, q_out, inputs))
-    monkeypatch.setattr("eigenoise.fisher.second_moments.CHUNK", 2 * P * N)
-    torch.testing.assert_close(value(squared_gradients(a, g, q_out, inputs)), whole, **TOL)
+    a, g = statistics(b=7, t=9, v=1)
+    out, inputs = rotated_side(P), rotated_side(N)
+    whole = value(squared_gradients(a, g, out, inputs))
+    monkeypatch.setattr("eigenoise.fisher.second_moments.MAX_NUMBERS_PER_CHUNK", 2 * P * N)
+    torch.testing.assert_close(value(squared_gradients(a, g, out, inputs)), whole, **TOL)
 
 
 def test_the_square_of_the_mean_gradient_would_be_wrong():
     a, g = statistics(t=1)
     of_mean = per_example(a, g).mean(0).square()
-    assert not torch.allclose(value(squared_gradients(a, g)) / B, of_mean, rtol=0.1)
+    assert not torch.allclose(value(squared_gradients(a, g.unsqueeze(0))) / B, of_mean, rtol=0.1)
 
 
 def test_gram():
@@ -333,7 +353,7 @@ def test_moving_averages_follow_eq_12():
 
 def test_terms_rescale_the_gradient_statistics_only():
     a, g = statistics()
-    one, many = Eigen((P, N)), Eigen((P, N))
+    one, many = Eigen((P, N), init=1.0), Eigen((P, N), init=1.0)
     one.update(a, g)
     many.update(a, g, terms=B * T)
     for fisher in (one, many):
@@ -345,7 +365,7 @@ def test_terms_rescale_the_gradient_statistics_only():
 
 def test_factors_and_scale_can_be_asked_for_apart():
     a, g = statistics()
-    fisher = Eigen((P, N))
+    fisher = Eigen((P, N), init=1.0)
     fisher.update(a, g, factors=False)
     fisher.commit(1.0, 1.0)
     torch.testing.assert_close(fisher.factors.inputs.moments, torch.eye(N), **TOL)
@@ -389,8 +409,9 @@ def test_eigen_with_kfac_eigenvalues_is_kfac(form):
 
 
 @pytest.mark.parametrize("kernel", [None, (2, 2)])
-def test_r_can_start_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
-    kronecker, eigen = Kronecker((P, N), kernel=kernel), Eigen((P, N), kernel=kernel, start="kfac")
+def test_r_starts_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
+    basis = BasisOptions(kernel=kernel)
+    kronecker, eigen = Kronecker((P, N), basis=basis), Eigen((P, N), basis=basis)
     for k in range(2):
         a, g = statistics()
         for fisher in (kronecker, eigen):
@@ -399,7 +420,7 @@ def test_r_can_start_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
             assert fisher.refresh()
         if k == 0:
             torch.testing.assert_close(eigen.dense(0.1), kronecker.dense(0.1), **TOL)
-            again = Eigen((P, N), kernel=kernel, start="kfac")
+            again = Eigen((P, N), basis=basis)
             for name, tensor in again.state().items():
                 tensor.copy_(eigen.state()[name])
             a, g = statistics()
@@ -409,9 +430,6 @@ def test_r_can_start_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
                 assert fisher.refresh()
             assert torch.equal(again.R, eigen.R)
     assert not torch.allclose(eigen.dense(0.1), kronecker.dense(0.1))
-    assert Eigen((P, N), start="kfac", fixed_input=True).start == "init"
-    with pytest.raises(ValueError, match="start must be one of"):
-        Eigen((P, N), start="zero")
 
 
 def test_a_change_of_basis_keeps_the_diagonal_of_the_same_matrix():
@@ -442,7 +460,7 @@ def test_ekfac_is_never_farther_from_the_truth_than_kfac(seed):
     g = torch.randn(B, T, P) * a[..., :1]
     each = per_example(a, g).flatten(1)
     truth = each.mT @ each / B
-    kronecker, eigen = Kronecker((P, N)), Eigen((P, N))
+    kronecker, eigen = Kronecker((P, N), init=1.0), Eigen((P, N), init=1.0)
     for fisher in (kronecker, eigen):
         fisher.update(a, g)
         fisher.commit(1.0, 1.0)
@@ -467,7 +485,7 @@ def test_kfac_is_exact_for_a_deep_linear_network():
             layer.weight.detach()
         ).flatten(2)  # (b, outputs, pn)
         truth = torch.einsum("boi,boj->ij", jacobian, jacobian) / len(x)
-        fisher = Kronecker(tuple(layer.weight.shape))
+        fisher = Kronecker(tuple(layer.weight.shape), init=1.0)
         g = tails[i].unsqueeze(1).unsqueeze(1).expand(2, len(x), 1, -1)  # one vector for each output
         fisher.update(inputs[i].unsqueeze(1), g)
         fisher.commit(1.0, 1.0)
@@ -475,23 +493,56 @@ def test_kfac_is_exact_for_a_deep_linear_network():
         torch.testing.assert_close(fisher.dense(0.0), truth, **TOL)
 
 
-def test_update_from_sum_is_unbiased_for_independent_scores():
+@pytest.mark.parametrize("structure", [Diagonal, Eigen])
+def test_update_from_sum_is_unbiased_for_independent_scores(structure):
     torch.manual_seed(2)
     jacobian = torch.randn(20, P, N)
-    fisher = Diagonal((P, N), event_dims=2)
+    fisher = structure((P, N), init=1.0)
     draws = 4000
     for _ in range(draws):
         fisher.update_from_sum((torch.randn(20, 1, 1) * jacobian).sum(0, keepdim=True), terms=20)
     fisher.commit(1.0, 1.0)
     expected = jacobian.square().mean(0)
     # A squared normal has a relative standard deviation of √2.
-    assert ((fisher.r - expected).abs() < 5 * 2**0.5 * expected / draws**0.5).all()
+    spectrum = fisher.spectrum(0.0)
+    assert ((spectrum - expected).abs() < 5 * 2**0.5 * expected / draws**0.5).all()
 
 
 @pytest.mark.parametrize("bad", ["other", None, 1])
 def test_damping_form_is_checked(bad):
     with pytest.raises(ValueError, match="damping_form must be one of 'exact', 'factored'"):
         Kronecker((P, N), damping_form=bad)
+
+
+@pytest.mark.parametrize("structure", [Diagonal, Kronecker, Eigen])
+@pytest.mark.parametrize("lead", LEADS, ids=str)
+def test_without_init_it_starts_from_the_first_statistics(structure, lead):
+    fisher = structure((*lead, P, N))
+    assert fisher.is_empty
+    torch.testing.assert_close(fisher.dense(0.3), 0.3 * torch.eye(P * N).expand(*lead, -1, -1))
+    means, size = [], 1e-6
+    for k in range(4):
+        a, g = (size * x for x in statistics(lead))
+        fisher.update(a, g)
+        fisher.commit(0.001, 0.001)  # far less than the 1/(k + 2) that the first updates have
+        assert fisher.refresh()
+        means.append(per_example(a, g).square().mean((-3, -2, -1)))
+        if structure is Diagonal:  # the start is the first mean over all directions, and counts as one batch
+            torch.testing.assert_close(fisher.r.mean((-2, -1)), (means[0] + sum(means)) / (k + 2))
+    assert not fisher.is_empty
+    assert fisher.updates.max() == 4
+    trace = fisher.dense(0.0).diagonal(dim1=-2, dim2=-1).sum(-1)
+    assert (trace < 100 * size**4).all()  # as small as the data says, not an identity
+
+
+def test_directions_that_the_first_batch_did_not_show_are_not_flat():
+    fisher = Eigen((P, N))
+    a, g = statistics(b=1, t=1)
+    fisher.update(a, g)
+    fisher.commit(0.1, 0.1)
+    assert fisher.refresh()
+    assert fisher.R.min() > 0.2 * fisher.R.mean()
+    torch.testing.assert_close(fisher.R.sum(), (a.square().sum() * g.square().sum()), **TOL)
 
 
 def test_init_is_checked():

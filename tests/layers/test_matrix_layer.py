@@ -1,4 +1,4 @@
-"""Layers as matrices: what ``layers.py`` says of a module against autograd and per-example gradients of torch.func."""
+"""Layers as matrices, against autograd and per-example gradients of torch.func."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dense import per_example_gradients, to_matrix
 from eigenoise.layers.matrix_layer import (
     BareParameter,
     ConvLayer,
+    Grouping,
     LinearLayer,
     MatrixLayer,
     StackedLinearLayer,
@@ -45,7 +46,6 @@ CASES = {
     "linear 1-D": linear((4,), None),
     "linear 2-D": linear((B, 4)),
     "linear 2-D no bias": linear((B, 4), bias=False),
-    "linear 2-D sequence-first": (*linear((B, 4)), 1),
     "linear 3-D": linear((B, 5, 4)),
     "linear 3-D no bias": linear((B, 5, 4), bias=False),
     "linear 4-D": linear((B, 2, 5, 4)),
@@ -93,13 +93,11 @@ case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 def build(case: Case) -> tuple[Any, MatrixLayer, Tensor, int | None]:
     """Module, its matrix layer, an input and the axis that counts the input's examples."""
-    kind, options, shape, batch_dim, *sequence_first = case
+    kind, options, shape, batch_dim = case
     torch.manual_seed(0)
     module = kind(**options).double()
     layer = as_matrix_layer("some.layer", module)
     assert isinstance(layer, MatrixLayer)
-    if isinstance(layer, LinearLayer) and not isinstance(layer, StackedLinearLayer):
-        layer.batch_dim = sequence_first[0] if sequence_first else batch_dim or 0
     return module, layer, torch.randn(shape, dtype=torch.float64), batch_dim
 
 
@@ -135,11 +133,11 @@ def test_views_round_trip_and_share_memory(case: Case) -> None:
 
 @case
 def test_products_sum_to_autograd(case: Case) -> None:
-    module, layer, x, _ = build(case)
+    module, layer, x, batch_dim = build(case)
     output = module(x)
     cotangent = torch.randn_like(output)
     wanted = to_matrix(module, *torch.autograd.grad(output, parameters_of(module), cotangent))
-    a, g = layer.activations(x), layer.gradients(cotangent)
+    a, g = layer.rows(x, batch_dim), layer.gradient_rows(cotangent, batch_dim)
     *lead, p, n = layer.shape
     assert a.shape == (*lead, *a.shape[-3:-1], n)
     assert g.shape == (*lead, *a.shape[-3:-1], p)
@@ -150,7 +148,7 @@ def test_products_sum_to_autograd(case: Case) -> None:
 def test_sums_over_positions_are_per_example_gradients(case: Case) -> None:
     module, layer, x, batch_dim = build(case)
     cotangent = torch.randn_like(module(x))
-    a, g = layer.activations(x), layer.gradients(cotangent)
+    a, g = layer.rows(x, batch_dim), layer.gradient_rows(cotangent, batch_dim)
     got = (g.mT @ a).movedim(-3, 0)  # (b, ..., p, n)
     if batch_dim is None:  # one example without a batch axis
         x, cotangent, batch_dim = x.unsqueeze(0), cotangent.unsqueeze(0), 0
@@ -165,27 +163,25 @@ def test_sums_over_positions_are_per_example_gradients(case: Case) -> None:
 @case
 def test_frozen_bias_has_no_column(case: Case) -> None:
     kind, options, *rest = case
-    module, layer, x, _ = build((kind, {**options, "bias": True}, *rest))
+    module, layer, x, batch_dim = build((kind, {**options, "bias": True}, *rest))
     with_bias = layer.shape
     module.bias.requires_grad_(False)
     frozen = as_matrix_layer("some.layer", module)
     assert frozen is not None
-    if isinstance(frozen, LinearLayer):
-        frozen.batch_dim = layer.batch_dim
     assert frozen.shape == (*with_bias[:-1], with_bias[-1] - 1)
     assert frozen.param_names == ["some.layer.weight"]
     assert len(frozen.params) == len(frozen.views(torch.zeros(frozen.shape))) == 1
-    torch.testing.assert_close(frozen.activations(x), layer.activations(x)[..., :-1], rtol=0, atol=0)
+    torch.testing.assert_close(frozen.rows(x, batch_dim), layer.rows(x, batch_dim)[..., :-1], rtol=0, atol=0)
     output = module(x)
     cotangent = torch.randn_like(output)
     wanted = to_matrix(module, *torch.autograd.grad(output, [module.weight], cotangent))
-    got = (frozen.gradients(cotangent).mT @ frozen.activations(x)).sum(-3)
+    got = (frozen.gradient_rows(cotangent, batch_dim).mT @ frozen.rows(x, batch_dim)).sum(-3)
     torch.testing.assert_close(got, wanted, **CLOSE)
 
 
 def test_the_bias_column_is_the_last() -> None:
     _, layer, x, _ = build(CASES["conv2d groups"])
-    a = layer.activations(x)
+    a = layer.rows(x, 0)
     torch.testing.assert_close(a[..., -1], torch.ones_like(a[..., -1]), rtol=0, atol=0)
     matrix = torch.zeros(layer.shape)
     matrix[..., -1] = 1
@@ -259,3 +255,61 @@ def test_a_bare_parameter_is_its_own_matrix(shape: tuple[int, ...]) -> None:
     assert bare.param_names == ["scale"]
     assert bare.stack is None
     torch.testing.assert_close(matrix, param.detach(), rtol=0, atol=0)
+
+
+# Which rows belong to which example.
+
+
+def grouped(way: Grouping, examples: int, shape: tuple[int, ...]) -> Tensor:
+    """Numbers that count the rows of an input, as ``activations`` groups them."""
+    layer = as_matrix_layer("", nn.Linear(1, 1, bias=False))
+    numbers = torch.arange(float(torch.Size(shape).numel())).reshape(*shape, 1)
+    assert layer is not None
+    for start, stop in ((0, examples), (1, 2)):
+        part = layer.narrow(numbers, examples, way, start, stop)
+        whole = layer.activations(numbers, examples, way)[start:stop]
+        torch.testing.assert_close(layer.activations(part, stop - start, way), whole, rtol=0, atol=0)
+        torch.testing.assert_close(layer.gradients(part, stop - start, way), whole, rtol=0, atol=0)
+    return layer.activations(numbers, examples, way).squeeze(-1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "way", "rows"),
+    [
+        ((2,), Grouping(0), [[0], [1]]),
+        ((4,), Grouping(0), [[0, 1], [2, 3]]),
+        ((4,), Grouping(0, inner=True), [[0, 2], [1, 3]]),
+        ((2, 3), Grouping(0), [[0, 1, 2], [3, 4, 5]]),
+        ((3, 2), Grouping(1), [[0, 2, 4], [1, 3, 5]]),
+        ((3, 4), Grouping(1), [[0, 4, 8, 1, 5, 9], [2, 6, 10, 3, 7, 11]]),
+        ((3, 4), Grouping(1, inner=True), [[0, 4, 8, 2, 6, 10], [1, 5, 9, 3, 7, 11]]),
+        ((2, 3), Grouping(None), [[0, 1, 2], [3, 4, 5]]),
+        ((2, 3), Grouping(None, inner=True), [[0, 2, 4], [1, 3, 5]]),
+    ],
+)
+def test_rows_are_grouped_by_examples(shape, way, rows) -> None:
+    got = grouped(way, 2, shape)
+    assert [sorted(row) for row in got.tolist()] == [sorted(row) for row in rows]
+
+
+def test_all_ways_that_sizes_allow_are_offered() -> None:
+    layer = as_matrix_layer("", nn.Linear(2, 2))
+    assert layer is not None
+    assert layer.groupings(torch.zeros(4, 2), 4) == [Grouping(0)]
+    assert layer.groupings(torch.zeros(8, 2), 4) == [Grouping(0), Grouping(0, inner=True)]
+    assert layer.groupings(torch.zeros(5, 4, 2), 4) == [
+        Grouping(1), Grouping(None), Grouping(None, inner=True),
+    ]  # fmt: skip
+    assert layer.groupings(torch.zeros(7, 2), 4) == []
+    assert layer.groupings(torch.zeros(2), 1) == []
+    conv = as_matrix_layer("", nn.Conv2d(2, 2, 1))
+    assert conv is not None
+    assert conv.groupings(torch.zeros(8, 2, 3, 3), 4) == [Grouping(0), Grouping(0, inner=True)]
+    assert conv.groupings(torch.zeros(2, 3, 3), 4) == []
+
+
+def test_without_a_grouping_all_rows_are_one_example() -> None:
+    layer = as_matrix_layer("", nn.Linear(2, 3))
+    assert layer is not None
+    assert layer.activations(torch.zeros(4, 5, 2), 4, None).shape == (1, 20, 3)
+    assert layer.gradients(torch.zeros(4, 5, 3), 4, None).shape == (1, 20, 3)

@@ -51,7 +51,7 @@ def test_resnet20_has_as_many_weights_as_its_authors_say():
 
 def test_a_resnet_trains():
     model, likelihood = en.models.ResNet20(width=0.125), en.CategoricalLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=64, likelihood=likelihood, stats_every=2, eig_every=4, lr=0.02)
+    opt = en.NoisyEKFAC(model, num_data=64, likelihood=likelihood, stats_every=2, refresh_every=4, lr=0.02)
     x, y = torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
     losses = []
     for _ in range(12):

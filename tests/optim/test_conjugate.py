@@ -63,7 +63,7 @@ CASES = [(1.0, 1.0), (0.3, 0.1), (1.0, 100.0)]
 @pytest.mark.parametrize(("kl_weight", "prior_var"), CASES)
 @pytest.mark.parametrize("method", [en.NoisyEKFAC, en.NoisyKFAC])
 def test_structured_methods_find_the_exact_posterior(problem, method, kl_weight, prior_var):
-    every = {"eig_every": 5} if method is en.NoisyEKFAC else {"inv_every": 5}
+    every = {"refresh_every": 5} if method is en.NoisyEKFAC else {"refresh_every": 5}
     steps, burn_in = 2500, 250
     opt, mean, _ = train(method, *problem, steps, burn_in, kl_weight=kl_weight, prior_var=prior_var, **every, **NATURAL)
     exact_mean, exact_cov = exact_posterior(*problem, kl_weight, prior_var)
@@ -97,7 +97,7 @@ def test_bayes_by_backprop_finds_the_mean_field_solution(problem):
 
 
 def test_factored_damping_is_not_the_exact_posterior(problem):
-    opt, _, _ = train(en.NoisyKFAC, *problem, 30, 0, damping_form="factored", inv_every=1, prior_var=0.1, **NATURAL)
+    opt, _, _ = train(en.NoisyKFAC, *problem, 30, 0, damping_form="factored", refresh_every=1, prior_var=0.1, **NATURAL)
     _, exact_cov = exact_posterior(*problem, 1.0, 0.1)
     covariance = opt.posterior["0"].covariance_matrix
     assert covariance.trace() < 0.95 * exact_cov.trace()
@@ -117,7 +117,7 @@ def test_the_noise_precision_finds_its_optimum():
 
 def test_elbo_of_the_exact_posterior_is_the_evidence(problem):
     x, y = problem
-    opt, _, _ = train(en.NoisyEKFAC, x, y, 20, 0, eig_every=1, **NATURAL)
+    opt, _, _ = train(en.NoisyEKFAC, x, y, 20, 0, refresh_every=1, **NATURAL)
     exact_mean, _ = exact_posterior(x, y, 1.0, 1.0)
     with torch.no_grad():
         opt.model[0].weight.copy_(exact_mean[:, :-1])

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from eigenoise.optim.guard import guard
 from torch import nn
 
 import eigenoise as en
 from eigenoise.fisher import Diagonal, Eigen, Kronecker
-from eigenoise.optim.guard import guard
 
 METHODS = ["NoisyEKFAC", "EKFAC", "NoisyAdam", "NoisyKFAC", "KFAC"]
 

@@ -6,10 +6,10 @@ import warnings
 
 import pytest
 import torch
+from eigenoise.optim.losses import SPAN, RunningLoss
 from torch import nn
 
 import eigenoise as en
-from eigenoise.optim.losses import SPAN, RunningLoss
 
 
 def after(losses, models=1):

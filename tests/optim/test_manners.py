@@ -15,7 +15,6 @@ import eigenoise as en
 from eigenoise import linalg
 from eigenoise.checks import NotFiniteError
 
-pytestmark = pytest.mark.usefixtures("kept")
 NATURAL = [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.EKFAC, en.KFAC]
 ALL = [*NATURAL, en.BayesByBackprop]
 NOISY = [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.BayesByBackprop]
@@ -316,7 +315,7 @@ def test_not_finite_is_both_kinds_of_error():
 
 @pytest.mark.parametrize("method", [en.NoisyEKFAC, en.NoisyKFAC])
 def test_a_failing_eigendecomposition_keeps_the_basis_and_warns_once(data, method, monkeypatch):
-    every = {"eig_every": 1} if method is en.NoisyEKFAC else {"inv_every": 1}
+    every = {"refresh_every": 1} if method is en.NoisyEKFAC else {"refresh_every": 1}
     opt = build(method, stats_every=1, **every)
     step(opt, *data)
     basis = opt.slots[0].fisher.factors.q_in.clone()
@@ -450,7 +449,7 @@ BAD_NATURAL = [
     ({"ema_scale": 1.5}, ValueError, "ema_scale must be"),
     ({"stats_every": 0}, ValueError, "stats_every must be"),
     ({"scale_every": -1}, ValueError, "scale_every must be"),
-    ({"eig_every": 2.5}, TypeError, "eig_every must be an int"),
+    ({"refresh_every": 2.5}, TypeError, "refresh_every must be an int"),
     ({"reinit_every": 0}, ValueError, "reinit_every must be"),
     ({"fisher": "guessed"}, ValueError, "fisher must be one of 'sampled', 'exact', 'empirical'"),
     ({"layer_clip": 0.0}, ValueError, "layer_clip must be"),
@@ -464,7 +463,7 @@ BAD_NATURAL = [
     [(method, *case) for method in (en.NoisyEKFAC, en.BayesByBackprop) for case in BAD]
     + [(en.NoisyEKFAC, *case) for case in BAD_NATURAL]
     + [
-        (en.NoisyKFAC, {"inv_every": 0}, ValueError, "inv_every must be"),
+        (en.NoisyKFAC, {"refresh_every": 0}, ValueError, "refresh_every must be"),
         (en.KFAC, {"damping_form": "none"}, ValueError, "damping_form must be one of"),
         (en.BayesByBackprop, {"init_std": 0.0}, ValueError, "init_std must be"),
         (en.BayesByBackprop, {"betas": (0.9, 1.0)}, ValueError, r"betas\[1\] must be"),

@@ -137,7 +137,7 @@ def test_momentum_is_bias_corrected(data):
 
 def test_momentum_averages_gradients(data):
     """Against momentum by hand, with the Fisher fixed after the first step."""
-    opt = build(en.EKFAC, momentum=0.5, lr=0.1, layer_clip=None, damping=1.0, stats_every=1000, eig_every=1000)
+    opt = build(en.EKFAC, momentum=0.5, lr=0.1, layer_clip=None, damping=1.0, stats_every=1000, refresh_every=1000)
     x, y = data
     average = [torch.zeros_like(mean) for mean in means(opt)]
     for k in range(1, 4):
@@ -290,7 +290,7 @@ def test_everything_can_be_scheduled(data):
 
 
 def test_statistics_are_taken_when_they_are_due(data):
-    opt = build(en.NoisyEKFAC, stats_every=4, scale_every=2, eig_every=8)
+    opt = build(en.NoisyEKFAC, stats_every=4, scale_every=2, refresh_every=8)
     seen = []
     for _ in range(9):
         before = {name: t.clone() for name, t in opt.slots[0].fisher.state().items()}
@@ -306,7 +306,7 @@ def test_statistics_are_taken_when_they_are_due(data):
 
 
 def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
-    opt = build(en.NoisyEKFAC, reinit_every=3, stats_every=1, eig_every=1)
+    opt = build(en.NoisyEKFAC, reinit_every=3, stats_every=1, refresh_every=1)
     for k in range(7):
         step(opt, *data)
         fisher = opt.slots[0].fisher
@@ -317,7 +317,7 @@ def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
 
 
 def test_spectra_are_those_of_the_layers(data):
-    opt = build(en.NoisyEKFAC, stats_every=1, eig_every=1)
+    opt = build(en.NoisyEKFAC, stats_every=1, refresh_every=1)
     for _ in range(3):
         step(opt, *data)
     found = spectra(opt, points=5)
@@ -371,7 +371,7 @@ def test_a_stack_is_its_models_trained_apart(method, fisher):
     x, y = torch.randn(s, 8, 3), torch.randn(s, 8, 1)
     stacked = en.models.MLP(3, [4], 1, stack=s)
     options = {"fisher": fisher, "stats_every": 2, "kl_clip": 1e-3, "lr": 0.1}
-    every = {"eig_every": 3} if method is en.EKFAC else {"inv_every": 3, "damping_form": "factored"}
+    every = {"refresh_every": 3} if method is en.EKFAC else {"refresh_every": 3, "damping_form": "factored"}
     together = build(method, stacked, en.GaussianLikelihood(stack=s), **options, **every)
     alone = []
     for i in range(s):

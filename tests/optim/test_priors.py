@@ -101,7 +101,7 @@ def standard(opt, prior_var):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_standard_normal_as_prior_changes_nothing(method, eigenbasis):
     options = {"prior_var": 0.3, "eigenbasis": eigenbasis}
-    options |= {} if method is en.NoisyAdam else {"eig_every": 4}
+    options |= {} if method is en.NoisyAdam else {"refresh_every": 4}
     plain, model = run(method, **options)
     given, other = run(method, prior=standard(plain, 0.3), **{**options, "prior_var": 7.0})  # which is not used
     for left, right in zip(model.parameters(), other.parameters(), strict=True):
@@ -112,8 +112,8 @@ def test_the_standard_normal_as_prior_changes_nothing(method, eigenbasis):
 
 
 def test_where_weights_are_kept_does_not_matter():
-    first, _ = run(en.NoisyEKFAC, eig_every=4)
-    how = {"prior": first.posterior, "eig_every": 4, "noise": "shared"}
+    first, _ = run(en.NoisyEKFAC, refresh_every=4)
+    how = {"prior": first.posterior, "refresh_every": 4, "noise": "shared"}
     models = [run(en.NoisyEKFAC, eigenbasis=kept, **how)[1] for kept in (False, True)]
     for left, right in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(left, right, **EXACT)
@@ -136,7 +136,7 @@ def test_updating_twice_is_updating_once():
         likelihood = en.GaussianLikelihood(precision=tau)
         how = {"lr": 0.05, "momentum": 0.0, "layer_clip": None, "ema_factors": 0.5, "ema_scale": 0.5, "stats_every": 1}
         opt = en.NoisyEKFAC(
-            model, num_data=rows, likelihood=likelihood, prior=prior, fisher="exact", eig_every=5, **how
+            model, num_data=rows, likelihood=likelihood, prior=prior, fisher="exact", refresh_every=5, **how
         )
         average = torch.zeros(2, 4)
         for step in range(steps):
@@ -157,9 +157,9 @@ def test_updating_twice_is_updating_once():
 
 
 def test_elbo_counts_the_divergence_from_the_earlier_posterior():
-    first, model = run(en.NoisyEKFAC, eig_every=4)
+    first, model = run(en.NoisyEKFAC, refresh_every=4)
     earlier = first.posterior
-    opt, _ = run(en.NoisyEKFAC, steps=3, model=model, prior=earlier, eig_every=4)
+    opt, _ = run(en.NoisyEKFAC, steps=3, model=model, prior=earlier, refresh_every=4)
     wanted = sum(kl_divergence(q, earlier[name]).sum() for name, q in opt.posterior.items() if name in ("0", "3"))
     wanted += sum(kl_divergence(opt.posterior[name], earlier[name]).sum() for name in ("1.weight", "1.bias"))
     torch.testing.assert_close(opt.kl(), wanted, **EXACT)
@@ -168,7 +168,7 @@ def test_elbo_counts_the_divergence_from_the_earlier_posterior():
 def test_the_prior_that_is_replaced_has_no_say():
     """Nor at re-initialisations with factored damping, which has cross terms of it."""
     first, _ = run(en.NoisyEKFAC)
-    how = {"prior": first.posterior, "eig_every": 4, "reinit_every": 4, "damping_form": "factored"}
+    how = {"prior": first.posterior, "refresh_every": 4, "reinit_every": 4, "damping_form": "factored"}
     models = [run(en.NoisyEKFAC, prior_var=prior_var, **how)[1] for prior_var in (0.01, 7.0)]
     for left, right in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(left, right)
@@ -191,7 +191,7 @@ def test_scheduled_settings_reach_the_prior():
 @pytest.mark.parametrize("eigenbasis", [False, True])
 def test_a_run_with_a_prior_resumes_bit_for_bit(eigenbasis):
     first, _ = run(en.NoisyEKFAC)
-    how = {"prior": first.posterior, "eig_every": 4, "eigenbasis": eigenbasis}
+    how = {"prior": first.posterior, "refresh_every": 4, "eigenbasis": eigenbasis}
     straight, _ = run(en.NoisyEKFAC, steps=6, **how)
     state = copy.deepcopy((straight.state_dict(), straight.model.state_dict()))
     x, y = randn(40, 4, seed=2), randn(40, 2, seed=3)
@@ -269,7 +269,7 @@ def test_a_step_does_not_overshoot_a_prior_that_the_basis_does_not_fit():
     prior = Posterior({"0": Entry(layer, (("0.weight", (1, 8)),), None)}, {})
     likelihood = en.GaussianLikelihood(precision=1.0)
     how = {"lr": 0.9, "momentum": 0.0, "layer_clip": None, "stats_every": 1, "fisher": "exact"}
-    opt = en.EKFAC(model, num_data=20, likelihood=likelihood, prior=prior, eig_every=1000, **how)
+    opt = en.EKFAC(model, num_data=20, likelihood=likelihood, prior=prior, refresh_every=1000, **how)
     x, y = randn(20, 8, seed=1) * torch.logspace(0, -1, 8), randn(20, 1, seed=2)
     for _ in range(400):
         opt.zero_grad()

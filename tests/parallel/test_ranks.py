@@ -44,7 +44,7 @@ def table(rows=64):
 
 def optimizer(model, method="NoisyEKFAC", **options):
     if method != "BayesByBackprop":
-        often = {"inv_every": 3} if method.endswith("KFAC") and "EK" not in method else {"eig_every": 3}
+        often = {"refresh_every": 3} if method.endswith("KFAC") and "EK" not in method else {"refresh_every": 3}
         options = {"stats_every": 2, "fisher": "exact", **({} if method == "NoisyAdam" else often), **options}
     likelihood = en.GaussianLikelihood()
     return getattr(en, method)(model, num_data=64, likelihood=likelihood, lr=0.02, **options)
@@ -159,7 +159,7 @@ def _decompositions(failing):
 
     linalg.eigh_psd = counted
     model = DistributedDataParallel(network())
-    opt = optimizer(model, eig_every=1)
+    opt = optimizer(model, refresh_every=1)
     if failing is None:
         steps(opt, model, 1, 2, dist.get_rank())
     else:
@@ -190,7 +190,7 @@ def _nan_on_one_rank(after, classes):
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(50, 6), nn.Tanh(), nn.Linear(6, 3)))
     likelihood = en.CategoricalLikelihood() if classes else en.GaussianLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=64, likelihood=likelihood, stats_every=2, eig_every=3)
+    opt = en.NoisyEKFAC(model, num_data=64, likelihood=likelihood, stats_every=2, refresh_every=3)
     x = table()[0].chunk(2)[dist.get_rank()]
     y = torch.arange(len(x)) % 3 if classes else torch.zeros(len(x), 3)
 

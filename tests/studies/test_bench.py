@@ -36,17 +36,17 @@ def stepper(**options) -> Stepper:
 
 
 def test_a_cycle_is_made_of_its_kinds():
-    kinds = stepper(stats_every=10, eig_every=100).kinds()
+    kinds = stepper(stats_every=10, refresh_every=100).kinds()
     assert {kind: share for kind, (_, share) in kinds.items()} == pytest.approx(
         {"statistics and basis 1": 0.01, "plain": 0.9, "statistics": 0.09}
     )
-    kinds = stepper(stats_every=1, eig_every=5, reinit_every=50).kinds()
+    kinds = stepper(stats_every=1, refresh_every=5, reinit_every=50).kinds()
     assert sum(share for _, share in kinds.values()) == pytest.approx(1.0)
     assert kinds["statistics and reset and basis 1"][1] == pytest.approx(0.02)
 
 
 def test_a_step_of_each_kind_does_what_is_due():
-    one = stepper(stats_every=10, eig_every=100)
+    one = stepper(stats_every=10, refresh_every=100)
     one.step()
     basis = one.optimizer.slots[0].fisher.factors
     for kind, (place, _) in one.kinds().items():

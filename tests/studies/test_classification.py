@@ -278,7 +278,7 @@ def test_a_run_writes_its_result_and_is_not_done_twice(cache, tmp_path):
     )
     assert steps == [1, 2, 3, 4]
     assert len(passes) == 3
-    assert result["settings"]["options"]["eig_every"] == 200
+    assert result["settings"]["options"]["refresh_every"] == 200
     assert set(result["scores"]) == {"mean", "samples"}
     assert len(result["curve"]) == 4
     path = out / "noisy-ekfac-plain-0.json"

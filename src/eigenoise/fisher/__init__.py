@@ -4,5 +4,6 @@ from eigenoise.fisher.base import Fisher
 from eigenoise.fisher.diagonal import Diagonal
 from eigenoise.fisher.eigen import Eigen
 from eigenoise.fisher.kronecker import Kronecker
+from eigenoise.fisher.kronecker_factors import BasisOptions
 
-__all__ = ["Diagonal", "Eigen", "Fisher", "Kronecker"]
+__all__ = ["BasisOptions", "Diagonal", "Eigen", "Fisher", "Kronecker"]

@@ -3,6 +3,8 @@
 A structure holds F ≈ Q·diag(r)·Qᵀ for one layer, with weights as matrices ``(..., p, n)``. It is both the
 preconditioner (F + γI)⁻¹ and, scaled by λ/N, the posterior covariance (eq. 10). Subclasses say what the basis and the
 spectrum are and how statistics move them; everything asked of F follows here, once.
+
+A damping γ is a number, or a tensor ``(..., p, n)`` of one number for each direction of the basis.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from eigenoise.fisher.kronecker_factors import KroneckerFactors
 from eigenoise.linalg.moving_average import Averaged
 
 DAMPINGS = ("exact", "factored")
-FLOOR = 1e-30  # eigenvalues are never taken for smaller: 1/FLOOR is finite in float32
+MIN_EIGENVALUE = 1e-30  # eigenvalues are never taken for smaller: the inverse is finite in float32
+MAX_CACHED = 8  # spectra; a damping that is scheduled at every step must not fill the memory
+
+Damping = float | Tensor
 
 
 class Fisher(ABC):
@@ -28,26 +33,31 @@ class Fisher(ABC):
 
     Args:
         shape: the shape ``(..., p, n)`` of the weights it speaks of.
-        init: F starts as ``init`` times the identity. Zero would give every unseen direction the prior's noise.
+        init: None to start from the first statistics: F is 0 before them, and the first batch's mean eigenvalue times
+            the identity counts as one more batch, so that early directions are not taken for flat. A number to start
+            as that times the identity, which the moving averages then forget at their own rate (the authors' code).
         dtype: of all state.
         device: of all state.
+
+    Attributes:
+        updates: ``(2,)``, how often statistics were blended into the factors and into the spectrum.
     """
 
     def __init__(
         self,
         shape: tuple[int, ...],
         *,
-        init: float = 1.0,
+        init: float | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
         self.shape = tuple(shape)
-        self.init = checks.number("init", init, open_low=True)
+        self.init = None if init is None else checks.number("init", init, open_low=True)
         self.options: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         self.event_dims = 2
         self.factors: KroneckerFactors | None = None  # the basis, if it is another than that of the weights
-        self._offset: Tensor | None = None
-        self._cache: dict[tuple[str, float], Tensor] = {}
+        self.updates = torch.zeros(2, dtype=torch.int64)
+        self._cache: dict[tuple[str, float | int], tuple[Damping, Tensor]] = {}
 
     # What a subclass says.
 
@@ -55,33 +65,41 @@ class Fisher(ABC):
     def update(
         self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True
     ) -> None:
-        """Take in one forward pass; nothing moves before ``commit``.
+        """Gather statistics of one forward pass; nothing moves before ``commit``.
 
         Args:
             a: activations ``(..., b, t, n)``, bias column included.
             g: gradients of log p by the pre-activations ``(..., b, t, p)``, or ``(..., v, b, t, p)`` with v vectors
                 whose outer products add up to the Fisher of the output.
             terms: how many likelihood terms the pass has (b unless each example has several targets).
-            factors: whether the Kronecker factors are wanted now.
-            scale: whether the scale in the basis is wanted now.
+            factors: whether the Kronecker factors are wanted.
+            scale: whether the scale in the basis is wanted.
+        """
+
+    @abstractmethod
+    def update_from_sum(self, total: Tensor, terms: int) -> None:
+        """Gather the scale from gradients of the summed log-likelihood, ``(..., v, p, n)``, along v vectors.
+
+        Scores of different terms must be independent with mean zero, as those of drawn targets are, or those with
+        random signs. The square of their sum is then an unbiased estimate of the sum of their squares.
         """
 
     @abstractmethod
     def commit(self, ema_factors: float, ema_scale: float) -> None:
-        """Blend what was taken in since the last call into the moving averages (eq. 12)."""
+        """Blend what was gathered since the last call into the moving averages (eq. 12)."""
 
     @abstractmethod
-    def refresh(self, carry: Sequence[Tensor] = (), found: list[Tensor] | None = None) -> bool:
-        """Recompute what is amortised; False if a decomposition failed and the old one was kept.
+    def refresh(self, coordinates: Sequence[Tensor] = (), decomposition: list[Tensor] | None = None) -> bool:
+        """Decompose the factors and use the new basis; False if that failed and the old one is kept.
 
         Args:
-            carry: matrices ``(..., p, n)`` of coordinates in the basis, turned in place into those in the new one.
-            found: the decomposition, if it was done before, perhaps by another process.
+            coordinates: matrices ``(..., p, n)`` in the basis, rotated in place into the new one.
+            decomposition: what ``factors.decompose()`` gave, if it was done before, perhaps by another process.
         """
 
     @abstractmethod
     def averages(self) -> list[Averaged]:
-        """Each moving average with what was taken in for it since the last ``commit``."""
+        """Each moving average with what was gathered for it since the last ``commit``."""
 
     @abstractmethod
     def rotate(self, V: Tensor) -> Tensor:
@@ -92,11 +110,11 @@ class Fisher(ABC):
         """QV: back to weight coordinates."""
 
     @abstractmethod
-    def spectrum(self, damping: float) -> Tensor:
-        """Eigenvalues ``(..., p, n)`` of the damped Fisher, in the order of the basis, as a new tensor."""
+    def spectrum(self, damping: Damping) -> Tensor:
+        """Eigenvalues ``(..., p, n)`` of F + γI, in the order of the basis, as a new tensor."""
 
     @abstractmethod
-    def expect(self, G: Tensor, rate: float, damping: float) -> None:
+    def raise_to(self, G: Tensor, rate: float, damping: Damping) -> None:
         """Raise F to what an update from a gradient ``G (..., p, n)``, coordinates in the basis, would leave at least.
 
         Args:
@@ -106,7 +124,7 @@ class Fisher(ABC):
         """
 
     @abstractmethod
-    def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
+    def posterior(self, loc: Tensor, scale: float, damping: Damping) -> Distribution:
         """N(loc, scale·(F + γI)⁻¹) as a distribution over ``(..., p, n)`` (eqs 10, 11, 14)."""
 
     @abstractmethod
@@ -115,67 +133,80 @@ class Fisher(ABC):
 
     # What follows from it.
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether F is 0: no statistics have been seen, and there was no ``init``."""
+        return self.init is None and not int(self.updates.sum())
+
     def pending(self) -> list[Tensor]:
         """Numbers that are finite only if all is that the next ``commit`` would use; none if there is nothing."""
         return [number for mean, _ in self.averages() for number in mean.pending()]
 
     def discard(self) -> None:
-        """Forget what was taken in since the last ``commit``."""
+        """Forget what was gathered since the last ``commit``."""
         for mean, _ in self.averages():
             mean.clear()
 
-    def solve(self, V: Tensor, damping: float) -> Tensor:
-        """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``."""
-        return self.unrotate(self.rotate(V) * self.inverse(damping))
+    def solve(self, V: Tensor, damping: Damping) -> Tensor:
+        """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``: rotate, rescale, rotate back."""
+        return self.unrotate(self.rescale(self.rotate(V), damping))
 
-    def root(self, X: Tensor, damping: float) -> Tensor:
+    def rescale(self, V: Tensor, damping: Damping) -> Tensor:
+        """(F + γI)⁻¹ on coordinates ``V (..., p, n)`` in the basis: the second stage of eq. 4."""
+        return V * self.inverse(damping)
+
+    def root(self, X: Tensor, damping: Damping) -> Tensor:
         """L·X with LLᵀ = (F + γI)⁻¹, so that white noise X becomes a posterior sample (eq. 20)."""
         return self.unrotate(X * self.inverse_root(damping))
 
-    def logdet(self, damping: float) -> Tensor:
+    def logdet(self, damping: Damping) -> Tensor:
         """Log det(F + γI), one number for each leading index."""
         return self.spectrum(damping).log().flatten(-self.event_dims).sum(-1)
 
-    def inv_trace(self, damping: float) -> Tensor:
+    def inv_trace(self, damping: Damping) -> Tensor:
         """Trace of (F + γI)⁻¹, one number for each leading index."""
         return self.inverse(damping).flatten(-self.event_dims).sum(-1)
 
-    def dense(self, damping: float) -> Tensor:
+    def dense(self, damping: Damping) -> Tensor:
         """F + γI as a matrix ``(..., pn, pn)``; for tests only."""
         size = self.shape[-2] * self.shape[-1]
         eye = torch.eye(size, **self.options).reshape(size, *(1,) * (len(self.shape) - 2), *self.shape[-2:])
-        columns = self.unrotate(self.rotate(eye) * self.spectrum(damping))
+        columns = torch.stack([self.unrotate(self.rotate(e.expand(self.shape)) * self.spectrum(damping)) for e in eye])
         return columns.flatten(-2).movedim(0, -1)
 
-    def add_to_spectrum(self, offset: Tensor) -> None:
-        """From now on the spectrum is larger by ``offset (..., p, n)``, until told otherwise or the basis changes."""
-        self._offset = offset
-        self._cache.clear()
-
-    def _damped(self, values: Tensor, damping: float) -> Tensor:
-        """Values + γ, with what was added to them, never too small to be inverted."""
-        found = values + damping
-        return (found if self._offset is None else found.add_(self._offset)).clamp_min_(FLOOR)
-
-    def forget_cache(self) -> None:
-        """To be called when the state was changed from outside."""
-        self._cache.clear()
-
-    def inverse(self, damping: float) -> Tensor:
+    def inverse(self, damping: Damping) -> Tensor:
         """Eigenvalues ``(..., p, n)`` of (F + γI)⁻¹, in the order of the basis; kept until the spectrum moves."""
         return self._cached("inverse", damping, lambda: self.spectrum(damping).reciprocal_())
 
-    def inverse_root(self, damping: float) -> Tensor:
+    def inverse_root(self, damping: Damping) -> Tensor:
         """Their square roots, kept likewise."""
         return self._cached("root", damping, lambda: self.inverse(damping).sqrt())
 
-    def _cached(self, kind: str, damping: float, compute: Callable[[], Tensor]) -> Tensor:
-        key = (kind, damping)
+    def forget_cache(self) -> None:
+        """To be called when the state was changed."""
+        self._cache.clear()
+        if self.factors is not None:
+            self.factors.sync()
+
+    def _weight(self, rate: float, part: int) -> float:
+        """Weight of an update of the factors (part 0) or the scale (1): at least 1/(k + 2) for update k."""
+        return rate if self.init is not None else max(rate, 1 / (int(self.updates[part]) + 2))
+
+    def _is_first(self, part: int) -> bool:
+        return self.init is None and not int(self.updates[part])
+
+    def _cached(self, kind: str, damping: Damping, compute: Callable[[], Tensor]) -> Tensor:
+        key = (kind, id(damping) if isinstance(damping, Tensor) else damping)
         if key not in self._cache:
-            if len(self._cache) > 8:  # a damping that is scheduled at every step must not fill the memory
+            if len(self._cache) > MAX_CACHED:
                 self._cache.clear()
             value = compute()
             if torch.is_inference_mode_enabled():  # such tensors could never be used in training
                 return value
-            self._cache[key] = value
-        return self._cache[key]
+            self._cache[key] = damping, value  # holding the damping keeps its id its own
+        return self._cache[key][1]
+
+
+def damped(values: Tensor, damping: Damping) -> Tensor:
+    """``values + γ``, never too small to be inverted, as a new tensor."""
+    return (values + damping).clamp_min_(MIN_EIGENVALUE)

@@ -1,14 +1,15 @@
-"""The two sides of a layer's matrix: second moments of what comes in or goes out there, and an eigenbasis Q of them.
+"""One side of a layer's matrix: second moments of what comes in or goes out there, and an eigenbasis Q of them.
 
-Every kind of side has the same methods: it takes in rows ``x (..., b, t, k)``, is decomposed (eq. 5) and turns rows
-``x (..., r, k)`` into its basis, x·Q, and back. Leading dimensions are those of the layer's matrix. ``decompose`` finds
-a new basis without taking it over; ``adopt`` does, and returns the change P = Q_newᵀ·Q, which carries coordinates in
-the old basis over, x·Pᵀ, and their variances, x·(P∘P)ᵀ.
+Every kind of basis answers the same questions. It gathers rows ``x (..., b, t, k)``, is decomposed (eq. 5) and rotates
+rows ``x (..., r, k)`` into itself, x·Q, and back. Leading dimensions are those of the layer's matrix. ``decompose``
+computes a new basis without using it; ``set_basis`` uses it and returns the change P = Q_newᵀ·Q_old.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -16,175 +17,291 @@ from torch import Tensor
 from eigenoise import linalg
 from eigenoise.fisher.second_moments import gram
 from eigenoise.linalg.kronecker import matmul
-from eigenoise.linalg.moving_average import Averaged, PendingMean, mirror_
+from eigenoise.linalg.moving_average import Averaged, MovingAverage, mirror_
+from eigenoise.linalg.precision import mixed_matmul, product_dtype
+
+
+class SideChange(ABC):
+    """A change from one basis of a side to another, P = Q_newᵀ·Q_old."""
+
+    @abstractmethod
+    def rotate(self, x: Tensor) -> Tensor:
+        """Coordinates ``x (..., r, k)`` in the old basis as those in the new one: x·Pᵀ."""
+
+    @abstractmethod
+    def rotate_variances(self, x: Tensor) -> Tensor:
+        """Variances of such coordinates, if they are uncorrelated: x·(P∘P)ᵀ."""
+
+
+class Basis(ABC):
+    """Second moments of one side and an orthogonal basis for it.
+
+    Attributes:
+        size: k.
+        values: ``(..., k)``, eigenvalues of the moments when they were last decomposed.
+        rotation_cost: multiplications to rotate one row.
+        decomposition_cost: of all leading indices together, in units of k³.
+    """
+
+    size: int
+    values: Tensor
+    rotation_cost: int
+    decomposition_cost: int
+
+    @abstractmethod
+    def update(self, x: Tensor, count: int) -> None:
+        """Gather Σ xxᵀ over ``x (..., b, t, k)``, a sum over ``count`` members."""
+
+    @abstractmethod
+    def commit(self, rate: float, first: bool) -> None:
+        """Blend what was gathered into the moments (eq. 12); before the ``first`` time they hold nothing."""
+
+    @abstractmethod
+    def averages(self) -> list[Averaged]:
+        """Each moving average with what was gathered for it."""
+
+    @abstractmethod
+    def add(self, x: Tensor, weight: float) -> None:
+        """Add ``weight``·Σ xxᵀ of rows ``x (..., r, k)`` in the basis to the moments, its diagonal to the values."""
+
+    @abstractmethod
+    def decompose(self) -> list[Tensor] | None:
+        """A new basis and what belongs to it, for ``set_basis``; None if the decomposition failed."""
+
+    @abstractmethod
+    def decomposed(self) -> list[Tensor]:
+        """Tensors of the shapes that ``decompose`` gives."""
+
+    @abstractmethod
+    def set_basis(self, decomposition: list[Tensor]) -> SideChange | None:
+        """Use a decomposition; returns the change of basis, None if there is none."""
+
+    @abstractmethod
+    def rotate(self, x: Tensor) -> Tensor:
+        """x·Q for rows ``x (..., r, k)``."""
+
+    @abstractmethod
+    def unrotate(self, x: Tensor) -> Tensor:
+        """x·Qᵀ for rows ``x (..., r, k)``."""
+
+    @abstractmethod
+    def rotate_columns(self, x: Tensor) -> Tensor:
+        """Qᵀ·x for columns ``x (..., k, r)``, or ``(..., b, k, r)`` with one more axis after the leading ones."""
+
+    @abstractmethod
+    def unrotate_columns(self, x: Tensor) -> Tensor:
+        """Q·x for columns ``x (..., k, r)``."""
+
+    @abstractmethod
+    def matrix(self) -> Tensor:
+        """Q ``(..., k, k)``; not to be written to."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal ``(..., k)`` of the current moments in the basis."""
+
+    @abstractmethod
+    def state(self, moments: str, side: str) -> dict[str, Tensor]:
+        """The tensors that make it up, named after ``moments`` and ``side``."""
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change between bases that are kept as matrices: P ``(..., k, k)``."""
+class MatrixChange(SideChange):
+    """A change between bases that are matrices: P ``(..., k, k)``."""
 
     P: Tensor
 
-    def carry(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """x·Pᵀ."""
         return matmul(x, self.P.mT)
 
-    def carry_variances(self, x: Tensor) -> Tensor:
+    def rotate_variances(self, x: Tensor) -> Tensor:
         """x·(P∘P)ᵀ."""
         return matmul(x, self.P.square().mT)
 
 
-class FullSide:
-    """One matrix of moments ``(..., k, k)`` and one orthogonal matrix.
+@final
+class FullBasis(Basis):
+    """One matrix of moments ``(..., k, k)`` and one orthogonal matrix: the paper's.
 
     Args:
         lead: leading dimensions.
         size: k.
-        start: the moments start as this times the identity.
+        init: the moments start as this times the identity, or None to start from the first statistics.
         options: dtype and device.
-
-    Attributes:
-        turn_cost: multiplications for one row.
-        decomposition_cost: k³, of all leading indices together.
+        precision: of rotations, see ``linalg.precision``.
     """
 
-    def __init__(self, lead: tuple[int, ...], size: int, start: float, options: dict):
-        eye = torch.eye(size, **options)
-        self._moments, self._mirrored = (start * eye).repeat(*lead, 1, 1), True
-        self.q = eye.repeat(*lead, 1, 1)
-        self.values = torch.full((*lead, size), start, **options)
-        self.turn_cost = size * size
-        self.decomposition_cost = self.q.numel() * size
-        self._pending = PendingMean()
+    def __init__(
+        self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any], precision: str = "float32"
+    ):
+        self.size = size
+        eye = torch.eye(size, **options).repeat(*lead, 1, 1)
+        self._moments = MovingAverage((init or 0.0) * eye, scaled_identity)
+        self._mirrored = True  # the upper triangle of the moments is as new as the lower one
+        self.q = eye
+        self._dtype = product_dtype(precision, size, eye.dtype, eye.device)
+        self._q = self.q.to(self._dtype)  # the same tensor unless rotations have another precision
+        self.values = torch.full((*lead, size), init or 0.0, **options)
+        self.rotation_cost = size * size
+        self.decomposition_cost = eye.numel() * size
 
     @property
     def moments(self) -> Tensor:
         """The moving average, ``(..., k, k)``."""
         if not self._mirrored:
-            mirror_(self._moments)
+            mirror_(self._moments.value)
             self._mirrored = True
-        return self._moments
+        return self._moments.value
 
     def update(self, x: Tensor, count: int) -> None:
-        """Take in the sum of xxᵀ, which is one over ``count`` members."""
-        self._pending.add(gram(x), count)
+        """Gather Σ xxᵀ."""
+        self._moments.add(gram(x), count)
 
-    def commit(self, ema: float) -> None:
-        """Blend the pending mean into the moments (eq. 12)."""
-        self._mirrored = not any(product.is_halved for product in self._pending.products) and self._mirrored
-        self._pending.blend_into(self._moments, ema)
-
-    def add(self, x: Tensor, weight: float) -> None:
-        """Add ``weight``·Σ xxᵀ of rows ``x (..., r, k)`` in the basis to the moments, its diagonal to the values."""
-        own = self.turn_back(x)
-        self.moments.add_(matmul(own.mT, own), alpha=weight)
-        self.values.add_(x.square().sum(-2), alpha=weight)
+    def commit(self, rate: float, first: bool) -> None:
+        """Blend into the moments; large ones below the diagonal only."""
+        self._mirrored = self._mirrored and not any(product.is_halved for product in self._moments.pending.products)
+        self._moments.blend(rate, first)
 
     def averages(self) -> list[Averaged]:
-        """The moments with what was gathered for them."""
-        return [(self._pending, self._moments)]
+        """The moments."""
+        return [self._moments.averaged()]
+
+    def add(self, x: Tensor, weight: float) -> None:
+        """Add to the moments and to the values."""
+        rows = self.unrotate(x)
+        self.moments.add_(matmul(rows.mT, rows), alpha=weight)
+        self.values.add_(x.square().sum(-2), alpha=weight)
 
     def decompose(self) -> list[Tensor] | None:
-        """Eigenvalues and eigenvectors, or None if they cannot be had."""
-        found = linalg.eigh_psd(self.moments)
-        return None if found is None else list(found)
+        """Eigenvalues and eigenvectors."""
+        decomposition = linalg.eigh_psd(self.moments)
+        return None if decomposition is None else list(decomposition)
 
     def decomposed(self) -> list[Tensor]:
-        """Tensors like those that ``decompose`` gives."""
+        """Eigenvalues and eigenvectors."""
         return [self.values, self.q]
 
-    def adopt(self, found: list[Tensor]) -> Change:
-        """Take them over."""
-        values, vectors = found
-        change = Change(matmul(vectors.mT, self.q))
+    def set_basis(self, decomposition: list[Tensor]) -> MatrixChange:
+        """Use new eigenvectors."""
+        values, vectors = decomposition
+        change = MatrixChange(matmul(vectors.mT, self.q))
         self.values.copy_(values)
         self.q.copy_(vectors)
+        self.sync()
         return change
 
-    def turn(self, x: Tensor) -> Tensor:
+    def sync(self) -> None:
+        """Bring the low-precision copy up to date after ``q`` was written to."""
+        if self._q is not self.q:
+            self._q.copy_(self.q)
+
+    def rotate(self, x: Tensor) -> Tensor:
         """x·Q."""
-        return matmul(x, self.q)
+        return mixed_matmul(x, self._q)
 
-    def turn_back(self, x: Tensor) -> Tensor:
+    def unrotate(self, x: Tensor) -> Tensor:
         """x·Qᵀ."""
-        return matmul(x, self.q.mT)
+        return mixed_matmul(x, self._q.mT)
 
-    def turn_back_variances(self, x: Tensor) -> Tensor:
-        """x·(Q∘Q)ᵀ."""
-        return matmul(x, self.q.square().mT)
+    def rotate_columns(self, x: Tensor) -> Tensor:
+        """Qᵀ·x."""
+        q = self._q if x.ndim == self._q.ndim else self._q.unsqueeze(-3)
+        return matmul(q.mT, x.to(self._dtype)).to(x.dtype)
 
-    def matrix(self) -> Tensor | None:
-        """Q if products with it are the way to turn, else None."""
-        return self.q
+    def unrotate_columns(self, x: Tensor) -> Tensor:
+        """Q·x."""
+        return matmul(self._q, x.to(self._dtype)).to(x.dtype)
 
-    def basis(self) -> Tensor:
-        """Q ``(..., k, k)``, in any case; not to be written to."""
+    def matrix(self) -> Tensor:
+        """Q."""
         return self.q
 
     def diagonal(self) -> Tensor:
-        """The diagonal ``(..., k)`` of the moments in the basis."""
+        """diag(QᵀAQ)."""
         return (self.q * (self.moments @ self.q)).sum(-2).clamp_min(0.0)
 
-    def state(self, moments: str, end: str) -> dict[str, Tensor]:
-        """The tensors that make it up; names are ``moments`` or end in ``end``."""
-        return {moments: self.moments, f"q_{end}": self.q, f"values_{end}": self.values}
+    def state(self, moments: str, side: str) -> dict[str, Tensor]:
+        """Moments, Q and eigenvalues."""
+        return {moments: self.moments, f"q_{side}": self.q, f"values_{side}": self.values}
 
 
-class FixedSide:
-    """Nothing is looked at or turned: Q is the identity for good."""
+@final
+class IdentityBasis(Basis):
+    """Q is the identity for good and only the diagonal of the moments is kept, for a side too large to decompose.
 
-    turn_cost = decomposition_cost = 0
+    Arguments as for ``FullBasis``.
+    """
 
-    def __init__(self, lead: tuple[int, ...], size: int, start: float, options: dict):
-        self.values = torch.full((*lead, size), start, **options)
+    rotation_cost = decomposition_cost = 0
+
+    def __init__(self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any]):
+        self.size = size
+        self._moments = MovingAverage(torch.full((*lead, size), init or 0.0, **options), mean_of_entries)
+        self.values = self._moments.value
 
     def update(self, x: Tensor, count: int) -> None:
-        """Nothing."""
+        """Gather Σ x²."""
+        self._moments.add(x.square().sum((-3, -2)), count)
 
-    def commit(self, ema: float) -> None:
-        """Nothing."""
-
-    def add(self, x: Tensor, weight: float) -> None:
-        """Nothing."""
+    def commit(self, rate: float, first: bool) -> None:
+        """Blend into the diagonal."""
+        self._moments.blend(rate, first)
 
     def averages(self) -> list[Averaged]:
-        """None."""
-        return []
+        """The diagonal."""
+        return [self._moments.averaged()]
+
+    def add(self, x: Tensor, weight: float) -> None:
+        """Add to the diagonal."""
+        self.values.add_(x.square().sum(-2), alpha=weight)
 
     def decompose(self) -> list[Tensor]:
-        """Nothing new."""
+        """No-op: there is nothing to decompose."""
         return []
 
     def decomposed(self) -> list[Tensor]:
-        """Nothing."""
+        """No tensors."""
         return []
 
-    def adopt(self, found: list[Tensor]) -> None:
-        """No change."""
+    def set_basis(self, decomposition: list[Tensor]) -> None:
+        """No-op: the basis never changes."""
 
-    def turn(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """The identity."""
         return x
 
-    def turn_back(self, x: Tensor) -> Tensor:
+    def unrotate(self, x: Tensor) -> Tensor:
         """The identity."""
         return x
 
-    def turn_back_variances(self, x: Tensor) -> Tensor:
+    def rotate_columns(self, x: Tensor) -> Tensor:
         """The identity."""
         return x
 
-    def matrix(self) -> None:
-        """There is none."""
+    def unrotate_columns(self, x: Tensor) -> Tensor:
+        """The identity."""
+        return x
 
-    def basis(self) -> Tensor:
+    def matrix(self) -> Tensor:
         """The identity ``(..., k, k)``."""
         return torch.diag_embed(torch.ones_like(self.values))
 
     def diagonal(self) -> Tensor:
-        """Where the moments started."""
+        """The diagonal itself."""
         return self.values
 
-    def state(self, moments: str, end: str) -> dict[str, Tensor]:
-        """Nothing to keep."""
-        return {}
+    def state(self, moments: str, side: str) -> dict[str, Tensor]:
+        """The diagonal."""
+        return {moments: self.values}
+
+
+def scaled_identity(mean: Tensor) -> Tensor:
+    """The identity times the mean eigenvalue of ``mean (..., k, k)``."""
+    trace = mean.diagonal(dim1=-2, dim2=-1).mean(-1)
+    return torch.diag_embed(trace.unsqueeze(-1).expand(mean.shape[:-1]))
+
+
+def mean_of_entries(mean: Tensor) -> Tensor:
+    """The mean over the last axis, for each of its entries."""
+    return mean.mean(-1, keepdim=True).expand_as(mean)

@@ -3,58 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from eigenoise.fisher.base import Fisher
+from eigenoise.fisher.base import Damping, Fisher, damped
 from eigenoise.fisher.second_moments import squared_gradients
-from eigenoise.linalg.moving_average import Averaged, PendingMean
+from eigenoise.linalg.moving_average import Averaged, MovingAverage
 
 
+@final
 class Diagonal(Fisher):
     """F ≈ diag(r): the basis is the identity and r the mean of squared per-example gradients.
 
-    It also serves parameters that are no layer's matrix (``event_dims`` is then the whole shape): those send the
-    gradient summed over the batch through ``update_from_sum``.
+    It also serves parameters that are no layer's matrix; ``event_dims`` is then the whole shape, and their statistics
+    come through ``update_from_sum``.
+
+    Args:
+        shape: ``(..., p, n)``, or any shape with ``event_dims``.
+        event_dims: how many of the last axes are one model's weights.
+        init: as for ``Fisher``.
+        dtype: of all state.
+        device: of all state.
     """
 
-    def __init__(self, shape: tuple[int, ...], *, event_dims: int = 2, **options: Any):
-        super().__init__(shape, **options)
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        event_dims: int = 2,
+        init: float | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(shape, init=init, dtype=dtype, device=device)
         self.event_dims = event_dims
-        self.r = torch.full(self.shape, self.init, **self.options)
-        self._r = PendingMean()
+        self._r = MovingAverage(torch.full(self.shape, self.init or 0.0, **self.options), self._uniform)
+
+    @property
+    def r(self) -> Tensor:
+        """The diagonal, in the shape of the weights."""
+        return self._r.value
+
+    def _uniform(self, mean: Tensor) -> Tensor:
+        """The mean over all weights of a model, for each of them."""
+        axes = tuple(range(-self.event_dims, 0))
+        return (mean.mean(axes, keepdim=True) if axes else mean).expand_as(mean)
 
     def update(
         self, a: Tensor, g: Tensor, terms: int | None = None, *, factors: bool = True, scale: bool = True
     ) -> None:
-        """Take in one forward pass: r is the mean over examples of (Σₜ g·aᵀ)²."""
+        """Gather the sum over examples of (Σₜ g·aᵀ)²."""
         if scale:
             a, g = a.to(self.r.dtype), g.to(self.r.dtype)
-            self._r.add(squared_gradients(a, g), terms or a.shape[-3])
+            self._r.add(squared_gradients(a, with_vectors(a, g)), terms or a.shape[-3])
 
     def update_from_sum(self, total: Tensor, terms: int) -> None:
-        """Take in gradients of the summed log-likelihood, ``(v, *shape)``, along v vectors as for ``update``.
-
-        With targets drawn from the model the scores of different terms are independent with mean zero, so the square
-        of their sum is an unbiased estimate of the sum of their squares.
-        """
-        self._r.add(total.to(self.r.dtype).square().sum(0), terms)
+        """Gather the squares of ``total (v, *shape)``."""
+        self._r.add(total.to(self.r.dtype).square().sum(-self.event_dims - 1), terms)
 
     def commit(self, ema_factors: float, ema_scale: float) -> None:
-        """Blend the pending mean into r with the rate of the scale."""
-        if self._r.blend_into(self.r, ema_scale):
+        """Blend the gathered mean into r with the rate of the scale (eq. 12)."""
+        if self._r.blend(self._weight(ema_scale, 1), self._is_first(1)):
+            self.updates[1] += 1
             self._cache.clear()
 
-    def refresh(self, carry: Sequence[Tensor] = (), found: list[Tensor] | None = None) -> bool:
-        """Nothing is amortised."""
+    def refresh(self, coordinates: Sequence[Tensor] = (), decomposition: list[Tensor] | None = None) -> bool:
+        """No-op: nothing is amortised."""
         return True
 
     def averages(self) -> list[Averaged]:
         """The diagonal r."""
-        return [(self._r, self.r)]
+        return [self._r.averaged()]
 
     def rotate(self, V: Tensor) -> Tensor:
         """The identity."""
@@ -64,19 +86,24 @@ class Diagonal(Fisher):
         """The identity."""
         return V
 
-    def spectrum(self, damping: float) -> Tensor:
-        """R + γ."""
-        return self._damped(self.r, damping)
+    def spectrum(self, damping: Damping) -> Tensor:
+        """``r + γ``."""
+        return damped(self.r, damping)
 
     def state(self) -> dict[str, Tensor]:
         """The diagonal r."""
-        return {"r": self.r}
+        return {"r": self.r, "updates": self.updates}
 
-    def expect(self, G: Tensor, rate: float, damping: float) -> None:
-        """The diagonal r ← max(r, rate·G²)."""
+    def raise_to(self, G: Tensor, rate: float, damping: Damping) -> None:
+        """``r ← max(r, rate·G²)``."""
         torch.maximum(self.r, G.square().mul_(rate), out=self.r)
         self._cache.clear()
 
-    def posterior(self, loc: Tensor, scale: float, damping: float) -> Distribution:
+    def posterior(self, loc: Tensor, scale: float, damping: Damping) -> Distribution:
         """Independent normals with variance scale/(r + γ)."""
         return Independent(Normal(loc, self.inverse_root(damping) * scale**0.5), self.event_dims)
+
+
+def with_vectors(a: Tensor, g: Tensor) -> Any:
+    """``g`` with its axis of vectors, ``(..., v, b, t, p)``."""
+    return g.unsqueeze(-4) if g.ndim == a.ndim else g

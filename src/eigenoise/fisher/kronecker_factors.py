@@ -2,82 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
-from eigenoise import linalg
-from eigenoise.fisher.bases import Change, FixedSide, FullSide
-from eigenoise.fisher.factored_basis import TapChange, TapSide
+from eigenoise.fisher.bases import Basis, FullBasis, IdentityBasis, SideChange
+from eigenoise.fisher.factored_basis import FactoredBasis
 from eigenoise.linalg.moving_average import Averaged
 
-SMALLEST = 1e-15  # eigenvalue of a side that is divided by
+MAX_SIDE = 4609  # inputs and bias of a 3×3 convolution over 512 channels; eigh of it takes about ten seconds on a core
+MIN_EIGENVALUE = 1e-15  # of a side that is divided by
+
+
+@dataclass(frozen=True)
+class BasisOptions:
+    """Which basis each side of a layer's matrix has.
+
+    Attributes:
+        precision: of rotations and of squared gradients in the basis, see ``linalg.precision``.
+        fixed_input: Q_A stays the identity.
+        kernel: channels and taps of a convolution, if Q_A is to be factored into bases for taps and for channels.
+        max_side: sides larger than this keep the identity as their basis.
+    """
+
+    precision: str = "float32"
+    fixed_input: bool = False
+    kernel: tuple[int, int] | None = None
+    max_side: int = MAX_SIDE
 
 
 @dataclass(frozen=True)
 class BasisChange:
-    """A change of both sides' bases; None for inputs that are fixed."""
+    """A change of both sides' bases; None for a side whose basis never changes."""
 
-    out: Change
-    into: Change | TapChange | None
+    out: SideChange | None
+    inputs: SideChange | None
 
-    def carry(self, matrices: Sequence[Tensor]) -> None:
-        """Turn coordinates ``(..., p, n)`` in the old basis into those in the new one, P_S·V·P_Aᵀ, in place."""
-        for V in matrices:
-            columns = self.out.carry(V.mT).mT
-            V.copy_(columns if self.into is None else self.into.carry(columns))
+    def rotate(self, V: Tensor) -> Tensor:
+        """Coordinates ``(..., p, n)`` in the old basis as those in the new one: P_S·V·P_Aᵀ."""
+        V = V if self.out is None else self.out.rotate(V.mT).mT
+        return V if self.inputs is None else self.inputs.rotate(V)
 
-    def of_diagonal(self, R: Tensor) -> Tensor:
+    def rotate_diagonal(self, R: Tensor) -> Tensor:
         """The diagonal of Q·diag(R)·Qᵀ in the new basis: (P_S∘P_S)·R·(P_A∘P_A)ᵀ."""
-        columns = self.out.carry_variances(R.mT).mT
-        return columns if self.into is None else self.into.carry_variances(columns)
+        R = R if self.out is None else self.out.rotate_variances(R.mT).mT
+        return R if self.inputs is None else self.inputs.rotate_variances(R)
 
 
 class KroneckerFactors:
-    """Moving averages A = E[aaᵀ] ``(..., n, n)`` and S = E[gg ᵀ] ``(..., p, p)`` with F ≈ S⊗A (eq. 2).
+    """Moving averages A = E[aaᵀ] ``(..., n, n)`` and S = E[ggᵀ] ``(..., p, p)`` with F ≈ S⊗A (eq. 2).
 
     With t shared positions A is the mean over examples and positions and S the sum over positions, averaged over
     likelihood terms, which is K-FAC's convolution with spatially uncorrelated derivatives.
 
     Args:
         shape: ``(..., p, n)``.
-        init: S⊗A starts as this times the identity.
+        init: S⊗A starts as this times the identity, or None to start from the first statistics.
         options: dtype and device.
-        fixed_input: Q_A stays the identity, and A is not looked at.
-        kernel: channels and taps of a convolution, if Q_A is to be factored into bases for taps and for channels.
+        basis: which basis each side has.
     """
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        init: float,
-        options: dict,
-        fixed_input: bool = False,
-        kernel: tuple[int, int] | None = None,
-    ):
+    def __init__(self, shape: tuple[int, ...], init: float | None, options: dict[str, Any], basis: BasisOptions):
         *some, p, n = shape
-        lead, start = tuple(some), init**0.5  # so that S⊗A starts as init·I
-        self.out = FullSide(lead, p, start, options)
-        self.inputs: FullSide | FixedSide | TapSide
-        if fixed_input:
-            self.inputs = FixedSide(lead, n, start, options)
-        elif kernel is None:
-            self.inputs = FullSide(lead, n, start, options)
+        self._max_side = basis.max_side
+        lead, start = tuple(some), None if init is None else init**0.5  # so that S⊗A starts as init·I
+        self.ndim = len(shape)
+        self.out: Basis = _side(lead, p, start, options, basis)
+        self.inputs: Basis
+        if basis.fixed_input:
+            self.inputs = IdentityBasis(lead, n, start, options)
+        elif basis.kernel is not None:
+            self.inputs = FactoredBasis(lead, n, basis.kernel, start, options)
         else:
-            self.inputs = TapSide(lead, n, kernel, start, options)
+            self.inputs = _side(lead, n, start, options, basis)
 
     def update(self, a: Tensor, g: Tensor, terms: int) -> None:
-        """Take in ``a (..., b, t, n)`` and ``g (..., [v,] b, t, p)``."""
+        """Gather from ``a (..., b, t, n)`` and ``g (..., v, b, t, p)``."""
         self.inputs.update(a, a.shape[-3] * a.shape[-2])
-        self.out.update(g if g.ndim == a.ndim else g.flatten(-4, -3), terms)
+        self.out.update(g.flatten(-4, -3), terms)
 
-    def commit(self, ema: float) -> None:
-        """Blend the pending means into A and S with rate β̃ (eq. 12)."""
-        self.inputs.commit(ema)
-        self.out.commit(ema)
+    def commit(self, rate: float, first: bool) -> None:
+        """Blend the gathered means into A and S with rate β̃ (eq. 12)."""
+        self.inputs.commit(rate, first)
+        self.out.commit(rate, first)
 
-    def expect(self, G: Tensor, rate: float, damping: float) -> None:
+    def raise_to(self, G: Tensor, rate: float, damping: float) -> None:
         """Add to S, then to A, and to their eigenvalues until the next decomposition, what a gradient G says of them.
 
         For a matrix normal G with covariances S and A, S is the mean of G·A⁻¹·Gᵀ/n, and A that of Gᵀ·S⁻¹·G/p. If few
@@ -91,7 +101,7 @@ class KroneckerFactors:
         """
         for side, other, x in ((self.out, self.inputs, G.mT), (self.inputs, self.out, G)):  # x (..., other's, side's)
             x = x / _deviations(other.values, damping).unsqueeze(-1)
-            side.add(x / _large(x / _deviations(side.values, damping).unsqueeze(-2)).sqrt(), rate)
+            side.add(x / _effective_rows(x / _deviations(side.values, damping).unsqueeze(-2)).sqrt(), rate)
 
     def averages(self) -> list[Averaged]:
         """A and S with what was gathered for them."""
@@ -103,61 +113,72 @@ class KroneckerFactors:
         return self.out.decomposition_cost + self.inputs.decomposition_cost
 
     def decompose(self) -> list[Tensor] | None:
-        """A new eigenbasis and eigenvalues (eq. 5), not yet taken over; None if either side fails."""
-        out, into = self.out.decompose(), self.inputs.decompose()
-        return None if out is None or into is None else [*out, *into]
+        """A new eigenbasis and eigenvalues (eq. 5), not yet used; None if either side fails."""
+        out, inputs = self.out.decompose(), self.inputs.decompose()
+        return None if out is None or inputs is None else [*out, *inputs]
 
     def decomposed(self) -> list[Tensor]:
-        """Tensors like those that ``decompose`` gives."""
+        """Tensors of the shapes that ``decompose`` gives."""
         return [*self.out.decomposed(), *self.inputs.decomposed()]
 
-    def adopt(self, found: list[Tensor]) -> BasisChange:
-        """Take over what ``decompose`` gave, here or in another process."""
-        own = len(self.out.decomposed())
-        return BasisChange(self.out.adopt(found[:own]), self.inputs.adopt(found[own:]))
+    def set_basis(self, decomposition: list[Tensor]) -> BasisChange:
+        """Use what ``decompose`` gave, here or in another process."""
+        split = len(self.out.decomposed())
+        return BasisChange(self.out.set_basis(decomposition[:split]), self.inputs.set_basis(decomposition[split:]))
 
     @property
     def q_out(self) -> Tensor:
         """Q_S ``(..., p, p)``."""
-        return self.out.q
+        return self.out.matrix()
 
     @property
     def q_in(self) -> Tensor:
-        """Q_A ``(..., n, n)``, multiplied out if need be."""
-        return self.inputs.basis()
+        """Q_A ``(..., n, n)``."""
+        return self.inputs.matrix()
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""
-        q_in = self.inputs.matrix()
-        return linalg.rotate(self.out.q, self.inputs.turn(V) if q_in is None else V, q_in)
+        return self.out.rotate_columns(self.inputs.rotate(V))
 
     def unrotate(self, V: Tensor) -> Tensor:
-        """Q_SVQ_Aᵀ."""
-        q_in = self.inputs.matrix()
-        return linalg.unrotate(self.out.q, self.inputs.turn_back(V) if q_in is None else V, q_in)
-
-    def unrotate_variances(self, V: Tensor) -> Tensor:
-        """(Q_S∘Q_S)V(Q_A∘Q_A)ᵀ."""
-        return linalg.unrotate(self.out.q.square(), self.inputs.turn_back_variances(V), None)
-
-    def add_unrotated(self, base: Tensor, V: Tensor, alpha: float, out: Tensor) -> None:
-        """Out ← base + alpha·Q_SVQ_Aᵀ."""
-        q_in = self.inputs.matrix()
-        V = self.inputs.turn_back(V) if q_in is None else V
-        linalg.add_unrotated(base, self.out.q, V, q_in, alpha, out)
+        """Q_SVQ_Aᵀ, of ``(..., p, n)`` or of k matrices ``(k, ..., p, n)`` at once."""
+        if V.ndim == self.ndim:
+            return self.out.unrotate_columns(self.inputs.unrotate(V))
+        k, p = V.shape[0], V.shape[-2]  # one product for all k; no copy if memory has the order (..., p, k, n)
+        columns = self.out.unrotate_columns(V.movedim(0, -2).flatten(-2)).unflatten(-1, (k, -1))
+        return self.inputs.unrotate(columns.flatten(-3, -2)).unflatten(-2, (p, k)).movedim(-2, 0)
 
     def state(self) -> dict[str, Tensor]:
         """A, S, their bases and eigenvalues."""
         return {**self.inputs.state("A", "in"), **self.out.state("S", "out")}
 
+    def describe(self) -> list[str]:
+        """Which sides are too large to decompose."""
+        sides = {"outputs": self.out.size, "inputs": self.inputs.size}
+        return [f"{n} {side} are too many to decompose" for side, n in sides.items() if n > self._max_side]
+
+    def sync(self) -> None:
+        """Follow bases that were written to from outside."""
+        for side in (self.out, self.inputs):
+            if isinstance(side, FullBasis):
+                side.sync()
+
+
+def _side(
+    lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any], basis: BasisOptions
+) -> FullBasis | IdentityBasis:
+    if size > basis.max_side:
+        return IdentityBasis(lead, size, init, options)
+    return FullBasis(lead, size, init, options, basis.precision)
+
 
 def _deviations(values: Tensor, damping: float) -> Tensor:
     """Roots of eigenvalues ``(..., k)`` that are to be divided by: no less than a thousandth of their mean."""
-    return (values + damping**0.5).maximum(1e-3 * values.mean(-1, keepdim=True)).clamp_min_(SMALLEST).sqrt_()
+    return (values + damping**0.5).maximum(1e-3 * values.mean(-1, keepdim=True)).clamp_min_(MIN_EIGENVALUE).sqrt_()
 
 
-def _large(x: Tensor) -> Tensor:
+def _effective_rows(x: Tensor) -> Tensor:
     """How many entries of the largest column of ``x (..., r, k)`` are about as large as the largest of all."""
     squares = x.square()
-    largest = squares.amax((-2, -1), keepdim=True).clamp_min_(SMALLEST)
+    largest = squares.amax((-2, -1), keepdim=True).clamp_min_(MIN_EIGENVALUE)
     return (squares.sum(-2, keepdim=True).amax(-1, keepdim=True) / largest).clamp_min_(1.0)

@@ -11,20 +11,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from eigenoise.linalg.kronecker import matmul
 from eigenoise.linalg.moving_average import Product
 
-CHUNK = 1 << 21  # numbers in the largest temporary, which then stays in a processor's cache
-FEW = 4  # positions whose pairs cost less to multiply than gradients of examples cost to write and read
+MAX_NUMBERS_PER_CHUNK = 1 << 21  # in the largest temporary, which then stays in a processor's cache
+MAX_POSITIONS_FOR_PAIRS = 4  # pairs of so few positions cost less than forming the gradients of examples
 
 
-class Turner(Protocol):
-    """Turns rows ``(..., r, n)`` into a basis."""
+class Rotation(Protocol):
+    """Rotates rows ``(..., r, k)`` into a basis."""
 
-    turn_cost: int  # multiplications for one row
+    rotation_cost: int  # multiplications for one row
 
-    def turn(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """x·Q."""
+
+    def rotate_columns(self, x: Tensor) -> Tensor:
+        """Qᵀ·x for ``x (..., [b,] k, r)``."""
 
 
 def gram(x: Tensor) -> Product:
@@ -34,42 +36,43 @@ def gram(x: Tensor) -> Product:
 
 
 def squared_gradients(
-    a: Tensor, g: Tensor, q_out: Tensor | None = None, inputs: Turner | None = None
+    a: Tensor, g: Tensor, out: Rotation | None = None, inputs: Rotation | None = None
 ) -> Tensor | Product:
-    """Σ over examples of (q_outᵀ·G·Q_A)² elementwise, with G = Σₜ g·aᵀ one example's gradient (eq. 6).
+    """Σ over examples of (Q_Sᵀ·G·Q_A)² elementwise, with G = Σₜ g·aᵀ one example's gradient (eq. 6).
 
-    Activations and gradients are rotated first or gradients formed first, whichever costs less. With few positions no
-    gradient is formed at all, as (Σₜ gaᵀ)² is the sum over pairs of positions of the products of their squares' roots;
-    with many, examples are taken in chunks so that memory stays bounded.
+    Activations and gradients are rotated first or G is formed first, whichever costs less. With few positions no G is
+    formed at all, as (Σₜ gaᵀ)² is a sum over pairs of positions; with many, examples are taken in chunks so that memory
+    stays bounded.
 
     Args:
         a: ``(..., b, t, n)``.
-        g: ``(..., b, t, p)`` or ``(..., v, b, t, p)``; the v vectors count as further examples.
-        q_out: ``(..., p, p)``, or None for the identity.
-        inputs: turns rows into the basis Q_A, or None for the identity; never without ``q_out``.
+        g: ``(..., v, b, t, p)``; the v vectors count as further examples.
+        out: the basis Q_S, or None for the identity.
+        inputs: the basis Q_A, or None for the identity; given exactly if ``out`` is.
 
     Returns:
         ``(..., p, n)``.
     """
-    if g.ndim == a.ndim:
-        g = g.unsqueeze(-4)
     b, t, n = a.shape[-3:]
     v, p = g.shape[-4], g.shape[-1]
-    into, out = (0 if inputs is None else inputs.turn_cost), (0 if q_out is None else p * p)
-    rotate_first = t == 1 or t * (into + out) <= p * into + n * out
-    if inputs is not None and rotate_first:
-        a = _turned(a, inputs)
-    if q_out is not None and rotate_first:
-        g = matmul(g.flatten(-4, -2), q_out).unflatten(-2, (v, b, t))
-    if t <= FEW and rotate_first:
+    if out is None or inputs is None:
+        rotate_first, out, inputs = True, None, None
+    else:
+        per_row = inputs.rotation_cost + out.rotation_cost
+        per_example = p * inputs.rotation_cost + n * out.rotation_cost
+        rotate_first = t == 1 or t * per_row <= per_example
+    if rotate_first and out is not None and inputs is not None:
+        a = _rotated(a, inputs)
+        g = out.rotate(g.flatten(-4, -2)).unflatten(-2, (v, b, t))
+    if rotate_first and t <= MAX_POSITIONS_FOR_PAIRS:
         return _over_pairs(a, g)
     lead = a.shape[:-3].numel()
-    size = max(1, CHUNK // (lead * v * p * n))
+    size = max(1, MAX_NUMBERS_PER_CHUNK // (lead * v * p * n))
     total = torch.zeros(*a.shape[:-3], p, n, dtype=a.dtype, device=a.device)
     for a_part, g_part in zip(a.split(size, -3), g.split(size, -3), strict=True):
         gradients = (g_part.mT @ a_part.unsqueeze(-4)).flatten(-4, -3)  # (..., v·b, p, n)
-        if q_out is not None and not rotate_first:
-            gradients = q_out.unsqueeze(-3).mT @ (gradients if inputs is None else _turned(gradients, inputs))
+        if not rotate_first and out is not None and inputs is not None:
+            gradients = out.rotate_columns(_rotated(gradients, inputs))
         total += gradients.square_().sum(-3)
     return total
 
@@ -86,6 +89,6 @@ def _over_pairs(a: Tensor, g: Tensor) -> Product:
     return Product(left.flatten(-3, -2), right.flatten(-3, -2))
 
 
-def _turned(x: Tensor, inputs: Turner) -> Tensor:
-    """``x (..., b, t, n)`` in the basis, as one product for each leading index."""
-    return inputs.turn(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
+def _rotated(x: Tensor, basis: Rotation) -> Tensor:
+    """``x (..., b, t, k)`` in the basis, as one product for each leading index."""
+    return basis.rotate(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])

@@ -10,43 +10,39 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from eigenoise import checks
-from eigenoise.layers.matrix_layer import BareParameter, LinearLayer, MatrixLayer, as_matrix_layer
+from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer, as_matrix_layer
 
 TREATMENTS = ("diagonal", "point")
 
 
 @dataclass(frozen=True)
-class Treatment:
+class Assignment:
     """One entry: a layer or a bare parameter, and ``"structured"``, ``"diagonal"`` or ``"point"``."""
 
     layer: MatrixLayer | BareParameter
     kind: str
 
     @property
-    def noisy(self) -> bool:
+    def has_posterior(self) -> bool:
         """Whether it has a posterior rather than a point estimate."""
         return self.kind != "point"
 
 
-def treat(
-    model: nn.Module, others: str = "diagonal", overrides: Mapping[str, str] | None = None, batch_dim: int = 0
-) -> list[Treatment]:
+def assign(model: nn.Module, others: str = "diagonal", overrides: Mapping[str, str] | None = None) -> list[Assignment]:
     """Decide for every trainable parameter of ``model``.
 
     Args:
         model: any module; its frozen parameters are left alone.
         others: what parameters outside Linear and convolution layers get: ``"diagonal"`` or ``"point"``.
         overrides: the same choice for a module's or parameter's name and everything below it.
-        batch_dim: the axis of a Linear's input that counts examples (1 for sequence-first models).
 
     Raises:
         TypeError: if ``model`` is no module, or a parameter is neither float32 nor float64.
         ValueError: if nothing trains, a parameter is tied, not yet initialised, or an override names nothing.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, but a {type(model).__name__} came")
+        raise TypeError(f"model must be an nn.Module, got a {type(model).__name__}")
     checks.choice("others", others, TREATMENTS)
-    checks.integer("batch_dim", batch_dim, low=0)
     overrides = dict(overrides or {})
     for name, kind in overrides.items():
         checks.choice(f"overrides[{name!r}]", kind, TREATMENTS)
@@ -54,7 +50,7 @@ def treat(
             raise ValueError(f"overrides names {name!r}, but the model has no trainable parameter there")
     _check_parameters(model)
 
-    chosen: list[Treatment] = []
+    chosen: list[Assignment] = []
     covered: set[int] = set()
     for name, module in model.named_modules():
         weight, bias = (f"{name}.{part}".lstrip(".") for part in ("weight", "bias"))
@@ -62,14 +58,12 @@ def treat(
             continue
         layer = as_matrix_layer(name, module, with_bias=not any(_below(bias, o) for o in overrides))
         if layer is not None:
-            if isinstance(layer, LinearLayer):
-                layer.batch_dim = batch_dim
-            chosen.append(Treatment(layer, "structured"))
+            chosen.append(Assignment(layer, "structured"))
             covered.update(id(p) for p in layer.params)
     for name, param in model.named_parameters():
         if param.requires_grad and id(param) not in covered:
             kinds = [kind for o, kind in overrides.items() if _below(name, o)]
-            chosen.append(Treatment(BareParameter(name, param), kinds[-1] if kinds else others))
+            chosen.append(Assignment(BareParameter(name, param), kinds[-1] if kinds else others))
     if not chosen:
         raise ValueError("the model has nothing to train: every parameter is frozen, or there is none")
     return chosen
@@ -98,7 +92,7 @@ def _check_parameters(model: nn.Module) -> None:
             raise ValueError(f"parameter {name!r} has no shape yet: run the model once before building the optimiser")
         if param.dtype not in (torch.float32, torch.float64):
             raise TypeError(
-                f"parameter {name!r} must be float32 or float64, but it is {param.dtype}; for mixed precision keep "
+                f"parameter {name!r} must be float32 or float64, got {param.dtype}; for mixed precision keep "
                 "float32 parameters and use torch.autocast"
             )
         if id(param) in seen:
@@ -114,7 +108,7 @@ def describe(model: nn.Module, kinds: Mapping[str, tuple[MatrixLayer | BareParam
 
     Args:
         model: the model.
-        kinds: for each entry of ``treat``, by name, the layer and a word for its treatment.
+        kinds: for each entry of ``assign``, by name, the layer and a word for its treatment.
     """
     rows = [(name, f"{tuple(layer.shape)}  {kind}") for layer, kind in kinds.values() for name in layer.param_names]
     rows += [(name, "frozen, left alone") for name, param in model.named_parameters() if not param.requires_grad]

@@ -1,14 +1,13 @@
-"""Hooks that deliver activations and pre-activation gradients in the canonical form.
+"""Hooks that capture a layer's inputs and the places of its outputs in the autograd graph.
 
-They are on only within one block of one statistics iteration, so they cost nothing at any other time and nothing is
-left behind. A gradient is asked for by its place in the autograd graph, noted before anything can change the output in
-place.
+They are on only within a block that takes statistics, so they cost nothing at any other time and nothing is left
+behind. A gradient is asked for by its place in the graph, noted before anything can change the output in place.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,19 +16,14 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from eigenoise.layers.matrix_layer import MatrixLayer
 
-Used = Sequence[tuple["Call", Tensor]]  # calls of one forward pass and gradients (v, ...) at their outputs
 
-
+@dataclass(frozen=True)
 class Call:
-    """One call of one layer: its input, the place of its output in the graph, and perhaps the gradient there."""
+    """One call of a layer: its input and the place of its output in the graph."""
 
-    def __init__(self, layer: MatrixLayer, x: Tensor, edge: GradientEdge):
-        self.layer, self.x, self.edge = layer, x, edge
-        self.g: Tensor | None = None
-
-    def receive(self, g: Tensor) -> None:
-        """Keep a gradient that the user's backward pass brought."""
-        self.g = g.detach()
+    layer: MatrixLayer
+    x: Tensor
+    edge: GradientEdge
 
 
 class Capture:
@@ -44,10 +38,9 @@ class Capture:
         self.layers, self.bare = list(layers), list(bare)
         self.calls: list[Call] = []
         self._handles: list[Any] = []
-        self._expecting: list[Tensor | None] = []
 
-    def open(self, receive: bool = False) -> None:
-        """Put the hooks on; with ``receive`` they also catch the gradients of the user's own backward pass."""
+    def open(self) -> None:
+        """Put the hooks on."""
         for layer in self.layers:
 
             def hook(module, args, kwargs, output, layer=layer):
@@ -56,16 +49,10 @@ class Capture:
                 if output._is_view():  # an in-place change of a view would move its place in the graph
                     output = output.clone()
                 x = args[0] if args else next(iter(kwargs.values()))
-                call = Call(layer, x.detach(), get_gradient_edge(output))
-                if receive:
-                    self._handles.append(output.register_hook(call.receive))
-                self.calls.append(call)
+                self.calls.append(Call(layer, x.detach(), get_gradient_edge(output)))
                 return output
 
             self._handles.append(layer.module.register_forward_hook(hook, prepend=True, with_kwargs=True))
-        if receive:
-            for i, param in enumerate(self.bare):
-                self._handles.append(param.register_hook(lambda g, i=i: self._receive_bare(i, g)))
 
     def close(self) -> None:
         """Take the hooks off and forget all calls."""
@@ -73,95 +60,37 @@ class Capture:
             handle.remove()
         self._handles.clear()
         self.calls.clear()
-        self._expecting = []
 
-    def backward(self, f: Tensor, vectors: Tensor) -> tuple[list[tuple[Call, Tensor]], list[Tensor | None]]:
-        """Gradients of ``f`` along ``vectors (v, *f.shape)`` at every call that ``f`` came from.
+    def backward(
+        self, f: Tensor, vectors: Tensor, calls: Sequence[Call], bare: bool = True
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Gradients of ``f`` along ``vectors (v, *f.shape)``; the graph stays, and no ``.grad`` is touched.
 
-        The graph stays for the user's own backward pass, and no ``.grad`` is touched.
+        Args:
+            f: the model's output.
+            vectors: v vectors in its shape.
+            calls: whose outputs' gradients are wanted.
+            bare: whether those by bare parameters are wanted too.
 
         Returns:
-            Those calls with gradients ``(v, ...)`` at their outputs; for each bare parameter ``(v, *shape)`` or None.
+            For each call ``(v, ...)``, the gradients at its output, or None if ``f`` did not come from it; for each
+            bare parameter ``(v, *shape)`` or None.
         """
-        calls = list(self.calls)  # a checkpoint that is computed again would add to them
-        wanted: list[Any] = [*(call.edge for call in calls), *self.bare]
-        if not wanted:
+        edges: list[Any] = [*(call.edge for call in calls), *(self.bare if bare else [])]
+        if not edges:
             return [], []
-        columns = [torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True) for u in vectors]
-        gradients = [None if rows[0] is None else _stack(rows, 0) for rows in zip(*columns, strict=True)]
-        at_calls, at_bare = gradients[: len(calls)], gradients[len(calls) :]
-        return [(call, g) for call, g in zip(calls, at_calls, strict=True) if g is not None], at_bare
-
-    def calls_behind(self, f: Tensor) -> list[Call]:
-        """The calls that ``f`` came from, by walking its graph."""
-        seen, front = set(), [f.grad_fn]
-        while front:
-            node = front.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                front.extend(parent for parent, _ in node.next_functions)
-        return [call for call in self.calls if call.edge.node in seen]
+        columns = [torch.autograd.grad(f, edges, u, retain_graph=True, allow_unused=True) for u in vectors]
+        gradients = [None if rows[0] is None else stack(rows, 0) for rows in zip(*columns, strict=True)]
+        return gradients[: len(calls)], gradients[len(calls) :]
 
     def release(self, done: Iterable[Call]) -> None:
         """Let go of calls whose loss has been backpropagated."""
         gone = {id(call) for call in done}
         self.calls = [call for call in self.calls if id(call) not in gone]
 
-    def expect_bare(self) -> list[Tensor | None]:
-        """A list, one place for each bare parameter, that the backward pass now beginning will fill."""
-        self._expecting = [None] * len(self.bare)
-        return self._expecting
 
-    def _receive_bare(self, index: int, g: Tensor) -> None:
-        if self._expecting:
-            self._expecting[index] = g.detach().clone()  # it may become the .grad that is added to or clipped
-
-
-def by_layer(used: Used) -> list[Used]:
-    """The calls of each layer."""
-    found: dict[int, list[tuple[Call, Tensor]]] = {}
-    for pair in used:
-        found.setdefault(id(pair[0].layer), []).append(pair)
-    return list(found.values())
-
-
-def positions(calls: Used, examples: int) -> int:
-    """How many positions of one layer an example has, in all its calls."""
-    outputs = sum(vectors[0].numel() for _, vectors in calls)
-    return max(1, outputs // (math.prod(calls[0][0].layer.shape[:-1]) * examples))
-
-
-def join(calls: Used, examples: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """The calls of one layer in one forward pass, of the examples from ``start`` to ``stop``, in the canonical form.
-
-    Several calls become further positions, so that an example's gradient is the sum over them. So do the rows of a
-    layer that sees several for each of the model's ``examples``, as after ``x.flatten(0, 1)``.
-
-    Returns:
-        Activations ``(..., b, t, n)`` and gradients ``(..., v, b, t, p)``.
-
-    Raises:
-        ValueError: if a layer's calls have batches of different sizes, or its batch is on another axis.
-    """
-    layer = calls[0][0].layer
-    for call, _ in calls:
-        layer.check_batch_axis(call.x, examples)
-    part = (examples, start, stop)
-    a = [layer.activations(layer.some(call.x, *part)) for call, _ in calls]
-    g = [_stack([layer.gradients(layer.some(vector, *part)) for vector in vectors], -4) for _, vectors in calls]
-    sizes = [piece.shape[-3] for piece in a]
-    if len(set(sizes)) > 1:
-        raise ValueError(
-            f"layer {layer.name!r} was called {len(a)} times in one forward pass with batches of {sizes}: "
-            f"its examples cannot be matched; call it with equal batches, or treat it with overrides={{"
-            f"{layer.name!r}: 'diagonal'}}"
-        )
-    a_all, g_all = (
-        layer.regroup(pieces[0] if len(pieces) == 1 else torch.cat(pieces, -2), stop - start) for pieces in (a, g)
-    )
-    return a_all, g_all
-
-
-def _stack(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """``torch.stack`` that does not copy a single part."""
-    return parts[0].unsqueeze(dim) if len(parts) == 1 else torch.stack(list(parts), dim)
+def stack(parts: Sequence[Tensor | None], dim: int) -> Tensor:
+    """``torch.stack`` that does not copy a single part; None counts as zeros."""
+    like = next(part for part in parts if part is not None)
+    known = [torch.zeros_like(like) if part is None else part for part in parts]
+    return known[0].unsqueeze(dim) if len(known) == 1 else torch.stack(known, dim)

@@ -7,13 +7,25 @@ gradients into the canonical form ``a (..., b, t, n)`` and ``g (..., b, t, p)``,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from eigenoise.models import StackedLinear
+
+
+class Grouping(NamedTuple):
+    """Where the examples are among a layer's rows.
+
+    Attributes:
+        axis: the axis of the layer's input that counts them, or None for all axes before the features, flattened.
+        inner: if an example has several places on that axis, whether examples change fastest along it.
+    """
+
+    axis: int | None
+    inner: bool = False
 
 
 class MatrixLayer(ABC):
@@ -24,12 +36,10 @@ class MatrixLayer(ABC):
         params: the parameters that make up the matrix, weight first.
         shape: ``(..., p, n)``, bias column included.
         stack: the number of models if the leading axis counts models, else None.
-        batch_dim: the axis of the input that counts examples where there is a choice, else None.
         unfolds: whether activations take more memory than the input they come from.
     """
 
     stack: int | None = None
-    batch_dim: int | None = None
     unfolds = False
 
     def __init__(self, name: str, module: nn.Module, with_bias: bool = True):
@@ -50,72 +60,59 @@ class MatrixLayer(ABC):
         """Parts of ``matrix`` in the shapes of ``params``, sharing its memory."""
 
     @abstractmethod
-    def activations(self, x: Tensor) -> Tensor:
-        """The module's input as ``(..., b, t, n)``, a column of ones appended if there is a bias."""
+    def rows(self, x: Tensor, axis: int | None) -> Tensor:
+        """The module's input as ``(..., m, t, n)``, m counted by ``axis``, a column of ones appended for a bias."""
 
     @abstractmethod
-    def gradients(self, g: Tensor) -> Tensor:
-        """A gradient by the module's output as ``(..., b, t, p)``."""
+    def gradient_rows(self, g: Tensor, axis: int | None) -> Tensor:
+        """A gradient by the module's output as ``(..., m, t, p)``."""
 
-    def check_batch_axis(self, x: Tensor, examples: int) -> None:
-        """Raise ValueError if ``batch_dim`` of a sequence ``x`` cannot count the examples but another axis can."""
-        if self.batch_dim is None or x.ndim < 3:
-            return
-        if self.batch_dim > x.ndim - 2:
-            raise ValueError(f"batch_dim={self.batch_dim}, but layer {self.name!r} got an input {tuple(x.shape)}")
-        fitting = [axis for axis, size in enumerate(x.shape[:-1]) if size == examples]
-        if fitting and x.shape[self.batch_dim] % examples:
-            raise ValueError(
-                f"layer {self.name!r} got an input {tuple(x.shape)} for {examples} examples, which are on axis "
-                f"{fitting[0]}: build the optimiser with batch_dim={fitting[0]}"
-            )
+    @abstractmethod
+    def axes(self, x: Tensor) -> list[int | None]:
+        """Axes of the input that may count examples; None stands for several of them, flattened."""
 
-    def some(self, x: Tensor, examples: int, start: int, stop: int) -> Tensor:
-        """The part of an input, or of a gradient by the output, that belongs to examples ``start`` to ``stop``.
+    def groupings(self, x: Tensor, examples: int) -> list[Grouping]:
+        """Every way in which the rows of an input can belong to so many examples."""
+        ways = []
+        for axis in self.axes(x):
+            size = self._size(x, axis)
+            if size and size % examples == 0:
+                ways += [Grouping(axis), Grouping(axis, inner=True)][: 1 + (size > examples)]
+        return ways
 
-        Raises:
-            ValueError: if its rows cannot be told apart by examples.
-        """
+    def activations(self, x: Tensor, examples: int, grouping: Grouping | None) -> Tensor:
+        """The input as ``(..., b, t, n)``; without a grouping all rows are one example."""
+        return _grouped(self.rows(x, None if grouping is None else grouping.axis), examples, grouping)
+
+    def gradients(self, g: Tensor, examples: int, grouping: Grouping | None) -> Tensor:
+        """A gradient by the output as ``(..., b, t, p)``."""
+        return _grouped(self.gradient_rows(g, None if grouping is None else grouping.axis), examples, grouping)
+
+    def narrow(self, x: Tensor, examples: int, grouping: Grouping, start: int, stop: int) -> Tensor:
+        """The part of an input, or of a gradient by the output, that belongs to examples ``start`` to ``stop``."""
         if stop - start == examples:
             return x
-        axis = self.batch_dim or 0
-        if x.ndim > 2 and axis and x.shape[axis] == examples:
-            return x.narrow(axis, start, stop - start)
-        if x.shape[0] % examples:
-            raise ValueError(
-                f"layer {self.name!r} got {x.shape[0]} rows for {examples} examples, and which row belongs to which "
-                "example is unknown: use stats_fraction=1"
-            )
-        if axis:  # rows flattened from a sequence-first input have the examples last
-            return x.unflatten(0, (-1, examples))[:, start:stop].flatten(0, 1)
-        rows = x.shape[0] // examples
-        return x[start * rows : stop * rows]
+        if grouping.axis is None:
+            x, axis = x.flatten(0, -2), 0
+        else:
+            axis = grouping.axis
+        places = x.shape[axis] // examples
+        if not grouping.inner:
+            return x.narrow(axis, start * places, (stop - start) * places)
+        return x.unflatten(axis, (places, examples)).narrow(axis + 1, start, stop - start).flatten(axis, axis + 1)
 
-    def regroup(self, x: Tensor, examples: int) -> Tensor:
-        """``(..., b, t, ·)`` where b counts several rows of each of ``examples``: those become positions.
-
-        Rows that were flattened from a sequence-first input have the examples last.
-        """
-        rows = x.shape[-3]
-        if rows == examples or rows % examples:
-            return x
-        if self.batch_dim:
-            return x.unflatten(-3, (-1, examples)).movedim(-4, -3).flatten(-3, -2)
-        return x.unflatten(-3, (examples, -1)).flatten(-3, -2)
+    def _size(self, x: Tensor, axis: int | None) -> int:
+        return x.shape[:-1].numel() if axis is None else x.shape[axis]
 
     def _with_ones(self, a: Tensor) -> Tensor:
-        return functional.pad(a, (0, 1), value=1.0) if self.has_bias else a.clone()  # the user's own may change
+        return functional.pad(a, (0, 1), value=1.0) if self.has_bias else a.clone()  # the caller may change its own
 
     def _split(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
         return (matrix[..., :-1], matrix[..., -1]) if self.has_bias else (matrix, None)
 
 
 class LinearLayer(MatrixLayer):
-    """``nn.Linear`` with any leading dimensions: the batch axis counts examples, all others are shared positions."""
-
-    def __init__(self, name: str, module: nn.Module, with_bias: bool = True, batch_dim: int = 0):
-        super().__init__(name, module, with_bias)
-        self.batch_dim: int = batch_dim
+    """``nn.Linear`` with any leading dimensions: one of them counts examples, all others are shared positions."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,20 +124,23 @@ class LinearLayer(MatrixLayer):
         """Weight ``(p, n)`` and bias ``(p,)``."""
         return [part for part in self._split(matrix) if part is not None]
 
-    def activations(self, x: Tensor) -> Tensor:
-        """``(b, ..., n)`` as ``(b, t, n)``."""
-        return self._with_ones(self._examples_first(x))
+    def rows(self, x: Tensor, axis: int | None) -> Tensor:
+        """``(..., n)`` as ``(m, t, n)``."""
+        return self._with_ones(self._axis_first(x, axis))
 
-    def gradients(self, g: Tensor) -> Tensor:
-        """``(b, ..., p)`` as ``(b, t, p)``."""
-        return self._examples_first(g)
+    def gradient_rows(self, g: Tensor, axis: int | None) -> Tensor:
+        """``(..., p)`` as ``(m, t, p)``."""
+        return self._axis_first(g, axis)
 
-    def _examples_first(self, x: Tensor) -> Tensor:
-        if x.ndim == 1:
-            x = x.unsqueeze(0)
-        if x.ndim > 2:
-            return x.movedim(self.batch_dim, 0).flatten(1, -2)
-        return x.unsqueeze(1)
+    def axes(self, x: Tensor) -> list[int | None]:
+        """Every axis before the features, and all of them together."""
+        return [*range(x.ndim - 1), *([None] if x.ndim > 2 else [])]
+
+    @staticmethod
+    def _axis_first(x: Tensor, axis: int | None) -> Tensor:
+        if axis is None or x.ndim <= 2:
+            return x.reshape(-1, 1, x.shape[-1])
+        return x.movedim(axis, 0).flatten(1, -2)
 
 
 class StackedLinearLayer(MatrixLayer):
@@ -161,13 +161,17 @@ class StackedLinearLayer(MatrixLayer):
         """Weight ``(..., s, p, n)`` and bias ``(..., s, p)``."""
         return [part for part in self._split(matrix) if part is not None]
 
-    def activations(self, x: Tensor) -> Tensor:
+    def rows(self, x: Tensor, axis: int | None = 1) -> Tensor:
         """``(..., b, n)`` as ``(s, b, 1, n)``."""
         return self._with_ones(self._models_first(x))
 
-    def gradients(self, g: Tensor) -> Tensor:
+    def gradient_rows(self, g: Tensor, axis: int | None = 1) -> Tensor:
         """``(..., b, p)`` as ``(s, b, 1, p)``."""
         return self._models_first(g)
+
+    def axes(self, x: Tensor) -> list[int | None]:
+        """None: rows of a stack are always examples, and nothing is to be found out."""
+        return []
 
     def _models_first(self, x: Tensor) -> Tensor:
         x = x.expand(*self.lead, *x.shape[-2:])
@@ -198,8 +202,8 @@ class ConvLayer(MatrixLayer):
             bias = None if bias is None else bias.flatten()
         return [weight] if bias is None else [weight, bias]
 
-    def activations(self, x: Tensor) -> Tensor:
-        """Patches ``(b, t, n)``, or ``(groups, b, t, n)``."""
+    def rows(self, x: Tensor, axis: int | None = 0) -> Tensor:
+        """Patches ``(m, t, n)``, or ``(groups, m, t, n)``."""
         conv = self.module
         spatial = len(conv.kernel_size)
         x = x if x.ndim == spatial + 2 else x.unsqueeze(0)
@@ -212,10 +216,14 @@ class ConvLayer(MatrixLayer):
         patches = self._groups_first(patches)
         return self._with_ones(patches) if self.has_bias else patches
 
-    def gradients(self, g: Tensor) -> Tensor:
-        """``(b, p, places...)`` as ``(b, t, p)``, or ``(groups, b, t, p)``."""
+    def gradient_rows(self, g: Tensor, axis: int | None = 0) -> Tensor:
+        """``(m, p, places...)`` as ``(m, t, p)``, or ``(groups, m, t, p)``."""
         g = g if g.ndim == len(self.module.kernel_size) + 2 else g.unsqueeze(0)
         return self._groups_first(g.flatten(2))
+
+    def axes(self, x: Tensor) -> list[int | None]:
+        """The first axis, if there is one before the channels."""
+        return [0] if x.ndim == len(self.module.kernel_size) + 2 else []
 
     def _groups_first(self, x: Tensor) -> Tensor:
         groups = self.module.groups
@@ -260,3 +268,14 @@ def as_matrix_layer(name: str, module: nn.Module, with_bias: bool = True) -> Mat
         if kind.forward is conv.forward and kind._conv_forward is conv._conv_forward:
             return ConvLayer(name, module, with_bias)
     return None
+
+
+def _grouped(rows: Tensor, examples: int, grouping: Grouping | None) -> Tensor:
+    """``(..., m, t, k)`` as ``(..., examples, t', k)``: the places of an example are further positions."""
+    if grouping is None:
+        return rows.flatten(-3, -2).unsqueeze(-3)
+    if rows.shape[-3] == examples:
+        return rows
+    if grouping.inner:
+        return rows.unflatten(-3, (-1, examples)).movedim(-4, -3).flatten(-3, -2)
+    return rows.unflatten(-3, (examples, -1)).flatten(-3, -2)

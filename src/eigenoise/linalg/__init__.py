@@ -1,7 +1,6 @@
 """Linear algebra of Kronecker products, and the moving averages that statistics are kept in."""
 
 from eigenoise.linalg.kronecker import (
-    add_unrotated,
     eigh_psd,
     factored_damping,
     full_precision,
@@ -14,7 +13,6 @@ from eigenoise.linalg.kronecker import (
 )
 
 __all__ = [
-    "add_unrotated",
     "eigh_psd",
     "factored_damping",
     "full_precision",

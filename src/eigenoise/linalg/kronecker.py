@@ -59,38 +59,14 @@ def matmul(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor | None) -> Tensor:
-    """Into the eigenbasis: ``q_outᵀ · matrix · q_in`` ``(..., p, n)``; without ``q_in`` its side stays."""
-    return matmul(q_out.mT, matrix) if q_in is None else _sandwich(q_out.mT, matrix, q_in)
+def rotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
+    """Into the eigenbasis: ``q_outᵀ · matrix · q_in`` ``(..., p, n)``."""
+    return matmul(q_out.mT, matmul(matrix, q_in))
 
 
-def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor | None) -> Tensor:
-    """Back from the eigenbasis: ``q_out · matrix · q_inᵀ`` ``(..., p, n)``; without ``q_in`` its side stays."""
-    return matmul(q_out, matrix) if q_in is None else _sandwich(q_out, matrix, q_in.mT)
-
-
-def add_unrotated(base: Tensor, q_out: Tensor, matrix: Tensor, q_in: Tensor | None, alpha: float, out: Tensor) -> None:
-    """``out ← base + alpha · q_out · matrix · q_inᵀ`` in few operations; ``out`` may be ``base``."""
-    if q_in is None and matrix.ndim == base.ndim == q_out.ndim == 2:
-        torch.addmm(base, q_out, matrix, alpha=alpha, out=out)
-    elif q_in is None:
-        torch.add(base, unrotate(q_out, matrix, None), alpha=alpha, out=out)
-    elif matrix.ndim == base.ndim == q_out.ndim == 2:
-        torch.addmm(base, torch.mm(q_out, matrix), q_in.mT, alpha=alpha, out=out)
-    elif matrix.ndim == base.ndim == q_out.ndim == 3:
-        torch.baddbmm(base, torch.bmm(q_out, matrix), q_in.mT, alpha=alpha, out=out)
-    else:
-        torch.add(base, unrotate(q_out, matrix, q_in), alpha=alpha, out=out)
-
-
-def _sandwich(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
-    """``left · matrix · right``; one more leading axis of ``matrix`` shares each product instead of repeating it."""
-    if left.ndim == 2 or not matrix.shape[1:-2] == left.shape[:-2] == right.shape[:-2]:
-        return matmul(left, matmul(matrix, right))
-    k, p = matrix.shape[0], matrix.shape[-2]
-    columns = matmul(left, matrix.movedim(0, -2).flatten(-2))  # (..., p, k·n), no copy if memory has that order
-    rows = matmul(columns.unflatten(-1, (k, -1)).flatten(-3, -2), right)  # (..., p·k, n)
-    return rows.unflatten(-2, (p, k)).movedim(-2, 0)
+def unrotate(q_out: Tensor, matrix: Tensor, q_in: Tensor) -> Tensor:
+    """Back from the eigenbasis: ``q_out · matrix · q_inᵀ`` ``(..., p, n)``."""
+    return matmul(q_out, matmul(matrix, q_in.mT))
 
 
 def full_precision(device: torch.device) -> AbstractContextManager:

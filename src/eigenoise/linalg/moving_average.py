@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from eigenoise.linalg.kronecker import matmul
 
-HALVED, STRIPS = 512, 8  # symmetric matrices so large are added to in so many strips, up to the diagonal
+HALVED, STRIPS = 512, 8  # symmetric matrices of this size are updated in strips, below the diagonal only
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class PendingMean:
         self.count += count
 
     def blend_into(self, average: Tensor, rate: float) -> bool:
-        """Average ← (1 − rate)·average + rate·mean (eq. 12), and start anew; False if nothing was gathered."""
+        """Average ← (1 − rate)·average + rate·mean (eq. 12), and clear; False if nothing was gathered."""
         if not self.count:
             return False
         keep = 1.0 - rate
@@ -101,6 +102,12 @@ class PendingMean:
         if any(product.is_halved for product in self.products):
             mirror_(out)
 
+    def mean_like(self, average: Tensor) -> Tensor:
+        """The mean that was gathered, as a new tensor like ``average``."""
+        mean = torch.empty_like(average)
+        self.write_to(mean)
+        return mean.div_(self.count)
+
     def replace(self, total: Tensor, count: int) -> None:
         """Have gathered this instead."""
         self.total, self.products, self.count = (total if count else None), [], count
@@ -115,6 +122,39 @@ class PendingMean:
 
 
 Averaged = tuple[PendingMean, Tensor]  # what was gathered, and the moving average that it goes into
+
+
+class MovingAverage:
+    """An exponential moving average with what was gathered for its next update.
+
+    Args:
+        value: the average; written to in place.
+        start: what the average starts as, given the first mean. The start has the weight that the first update leaves
+            it, so that directions that the first batch did not show are not taken for flat.
+    """
+
+    def __init__(self, value: Tensor, start: Callable[[Tensor], Tensor]):
+        self.value, self._start = value, start
+        self.pending = PendingMean()
+
+    def add(self, total: Tensor | Product, count: int) -> None:
+        """Gather a sum over ``count`` members."""
+        self.pending.add(total, count)
+
+    def blend(self, rate: float, first: bool) -> bool:
+        """Value ← (1 − rate)·value + rate·mean (eq. 12); False if nothing was gathered.
+
+        Args:
+            rate: weight of what was gathered.
+            first: whether the value is still to start from the first mean.
+        """
+        if first and self.pending.count:
+            self.value.copy_(self._start(self.pending.mean_like(self.value)))
+        return self.pending.blend_into(self.value, rate)
+
+    def averaged(self) -> Averaged:
+        """For those who sum over processes."""
+        return self.pending, self.value
 
 
 def mirror_(matrix: Tensor) -> None:

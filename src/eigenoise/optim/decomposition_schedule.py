@@ -6,27 +6,30 @@ import itertools
 import warnings
 from collections.abc import Sequence
 
-from eigenoise.optim.statistics import FisherSlot
+from torch import Tensor
+
+from eigenoise.optim.fisher_slot import FisherSlot
+from eigenoise.optim.statistics import Schedule
 from eigenoise.parallel.ranks import Ranks
 
-AT_ONCE = 1 << 24  # n³ of all decompositions that one step does without spreading them
+MAX_COST_PER_STEP = 1 << 24  # n³ of all decompositions that one step does without spreading them
 
 
-class Decompositions:
+class DecompositionSchedule:
     """New bases for the layers of a model, large ones in turns.
 
     Args:
         slots: of all layers.
-        every: steps between two decompositions of a layer.
-        stats_every: statistics are due at multiples of these.
+        schedule: steps between decompositions, and between statistics.
         ranks: the processes that divide the work, or None.
     """
 
-    def __init__(self, slots: Sequence[FisherSlot], every: int, stats_every: Sequence[int], ranks: Ranks | None):
-        self.every, self.ranks = every, ranks
+    def __init__(self, slots: Sequence[FisherSlot], schedule: Schedule, ranks: Ranks | None):
+        self.every, self.ranks = schedule.refresh_every, ranks
         self._slots = slots
         self._costs = [0 if slot.fisher.factors is None else slot.fisher.factors.decomposition_cost for slot in slots]
-        self._turns = turns(self._costs, every, stats_every, 1 if ranks is None else ranks.size)
+        stats_every = (schedule.stats_every, schedule.scale_every)
+        self._turns = turns(self._costs, self.every, stats_every, 1 if ranks is None else ranks.size)
         self._warned = False
 
     @property
@@ -34,12 +37,14 @@ class Decompositions:
         """Where in a cycle of ``every`` steps something is decomposed."""
         return [place for place, layers in self._turns.items() if any(self._costs[i] for i in layers)]
 
-    def renew(self, step: int) -> list[FisherSlot]:
-        """Find and take over the bases that are due; the slots it tried, a warning for the first that failed."""
-        places = self._turns.get(step % self.every, ())
-        due = [self._slots[index] for index in places]
-        found = self._find(places)
-        failed = [slot.name for slot, each in zip(due, found, strict=True) if each is None or not slot.refresh(each)]
+    def refresh(self, step: int) -> None:
+        """Compute and use the bases that are due; one warning for the first that fails."""
+        due = self._turns.get(step % self.every, ())
+        decompositions = self._decompose(due)
+        failed = []
+        for index, decomposition in zip(due, decompositions, strict=True):
+            if not self._slots[index].refresh(decomposition):
+                failed.append(self._slots[index].name)
         if failed and not self._warned:
             warnings.warn(
                 f"the eigendecomposition failed for {', '.join(failed)} at step {step}, even in float64: the "
@@ -48,20 +53,19 @@ class Decompositions:
                 stacklevel=5,
             )
             self._warned = True
-        return due
 
-    def _find(self, places: Sequence[int]) -> list[list | None]:
-        """Decompositions, each done by one of the processes; of nothing where a layer has no factors."""
-        factors = [self._slots[index].fisher.factors for index in places]
+    def _decompose(self, due: Sequence[int]) -> list[list[Tensor] | None]:
+        """Decompositions, each computed by one of the processes; an empty one where a layer has no factors."""
+        factors = [self._slots[index].fisher.factors for index in due]
         if self.ranks is None:
-            return [[] if each is None else each.decompose() for each in factors]
-        own = [(i, each) for i, each in enumerate(factors) if each is not None and each.decomposition_cost]
-        costs = [self._costs[places[i]] for i, _ in own]
-        done = self.ranks.divide(costs, lambda k: own[k][1].decompose(), lambda k: own[k][1].decomposed())
-        found: list[list | None] = [[] for _ in places]
-        for (i, _), each in zip(own, done, strict=True):
-            found[i] = each
-        return found
+            return [[] if sides is None else sides.decompose() for sides in factors]
+        work = [(i, sides) for i, sides in enumerate(factors) if sides is not None and sides.decomposition_cost]
+        costs = [self._costs[due[i]] for i, _ in work]
+        done = self.ranks.divide(costs, lambda k: work[k][1].decompose(), lambda k: work[k][1].decomposed())
+        decompositions: list[list[Tensor] | None] = [[] for _ in due]
+        for (i, _), decomposition in zip(work, done, strict=True):
+            decompositions[i] = decomposition
+        return decompositions
 
 
 def turns(costs: Sequence[float], every: int, stats_every: Sequence[int], ranks: int = 1) -> dict[int, list[int]]:
@@ -78,9 +82,9 @@ def turns(costs: Sequence[float], every: int, stats_every: Sequence[int], ranks:
     """
     later = (place for place in range(1, every) if min(stats_every) == 1 or all(place % k for k in stats_every))
     places = [0, *itertools.islice(later, len(costs))]
-    limit = max(AT_ONCE, *costs, sum(costs) / (len(places) - 0.75) / ranks)
+    limit = max(MAX_COST_PER_STEP, *costs, sum(costs) / (len(places) - 0.75) / ranks)
     groups: list[list[int]] = [[]]
-    spent, allowed = 0.0, max(AT_ONCE, limit / 4) * ranks
+    spent, allowed = 0.0, max(MAX_COST_PER_STEP, limit / 4) * ranks
     for layer, cost in enumerate(costs):
         if spent + cost > allowed and len(groups) < len(places):
             groups.append([])

@@ -1,4 +1,4 @@
-"""An earlier posterior as the prior of now, layer by layer: what was learned before is kept where it was certain."""
+"""An earlier posterior as the prior, layer by layer: what was learned before is kept where it was certain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eigenoise.fisher import Fisher, Kronecker
 from eigenoise.inference.posterior import Posterior
 
 Basis = tuple[Tensor, Tensor]  # Q_S and Q_A
-ITERATIONS = 20
+POWER_ITERATIONS = 20
 
 
 class LayerPrior:
@@ -23,27 +23,35 @@ class LayerPrior:
 
     Args:
         earlier: the distribution.
-        dtype: that is wanted.
-        device: likewise.
+        dtype: of all tensors.
+        device: of all tensors.
+
+    Attributes:
+        max_rate: the step size up to which a step cannot overshoot the prior, in the basis of ``set_basis``.
 
     Raises:
         TypeError: if it is no Gaussian of a posterior.
     """
 
     def __init__(self, earlier: Distribution, dtype: torch.dtype, device: torch.device | str | None):
-        as_wanted: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.mean = earlier.mean.to(**as_wanted)
+        options: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.mean = earlier.mean.to(**options)
         self.basis: Basis | None = None
         if isinstance(earlier, EigenMatrixNormal):
-            self.basis, variance = (earlier.q_out.to(**as_wanted), earlier.q_in.to(**as_wanted)), earlier.eigen_variance
+            self.basis, variance = (earlier.q_out.to(**options), earlier.q_in.to(**options)), earlier.eigen_variance
         elif isinstance(earlier, MatrixNormal):
             (out, q_out), (inputs, q_in) = (_eigh(side) for side in (earlier.cov_out, earlier.cov_in))
-            self.basis, variance = (q_out.to(**as_wanted), q_in.to(**as_wanted)), linalg.outer(out, inputs)
+            self.basis, variance = (q_out.to(**options), q_in.to(**options)), linalg.outer(out, inputs)
         elif isinstance(earlier, Independent) and isinstance(earlier.base_dist, Normal):
             variance = earlier.variance
         else:
-            raise TypeError(f"prior must hold Gaussians of a Posterior, but a {type(earlier).__name__} is in it")
-        self.precision = variance.to(**as_wanted).reciprocal()
+            raise TypeError(f"prior must hold Gaussians of a Posterior, got a {type(earlier).__name__}")
+        self.precision = variance.to(**options).reciprocal()
+        self.max_rate = 1.0
+
+    def set_basis(self, fisher: Fisher) -> None:
+        """Follow a Fisher whose basis is new."""
+        self.max_rate = 1 / self.stretch(fisher, self.diagonal(fisher))
 
     def pull(self, W: Tensor) -> Tensor:
         """Λ₀·(W − M₀), the gradient of −log p(W)."""
@@ -74,14 +82,14 @@ class LayerPrior:
         """
         white = diagonal.rsqrt()
         v, size = white.clone(), torch.ones((), dtype=white.dtype)
-        for _ in range(ITERATIONS):
+        for _ in range(POWER_ITERATIONS):
             v = v / v.norm()
             v = white * fisher.rotate(self.pull(fisher.unrotate(white * v) + self.mean))
             size = v.norm()
         return max(1.0, float(size))
 
-    def mark(self) -> Tensor:
-        """Two numbers by which it is known again."""
+    def fingerprint(self) -> Tensor:
+        """Two numbers that tell it from another."""
         return torch.stack([self.mean.double().sum(), self.precision.double().log().sum()])
 
     def kl(self, mean: Tensor, variance: Tensor, fisher: Fisher) -> Tensor:
@@ -101,7 +109,7 @@ def layer_priors(prior: Posterior, fishers: Mapping[str, Fisher]) -> dict[str, L
         TypeError, ValueError: if it is no posterior, holds none of them, or does not fit one of them.
     """
     if not isinstance(prior, Posterior):
-        raise TypeError(f"prior must be a Posterior, but a {type(prior).__name__} came")
+        raise TypeError(f"prior must be a Posterior, got a {type(prior).__name__}")
     unknown = [name for name in prior if name not in fishers]
     if unknown:
         raise ValueError(
@@ -115,20 +123,20 @@ def layer_priors(prior: Posterior, fishers: Mapping[str, Fisher]) -> dict[str, L
             raise ValueError("prior needs a spectrum of its own for each layer: NoisyEKFAC, EKFAC or NoisyAdam")
         if own.mean.shape != fisher.shape:
             raise ValueError(
-                f"prior[{name!r}] must have the layer's shape {tuple(fisher.shape)}, but has {tuple(own.mean.shape)}"
+                f"prior[{name!r}] must have the layer's shape {tuple(fisher.shape)}, got {tuple(own.mean.shape)}"
             )
         found[name] = LayerPrior(own, fisher.options["dtype"], fisher.options["device"])
     return found
 
 
-def check_mark(name: str, prior: LayerPrior, state: Mapping[str, Any] | None) -> None:
-    """See that a state is of a run with the same prior.
+def check_fingerprint(name: str, prior: LayerPrior, state: Mapping[str, Tensor]) -> None:
+    """Check that a slot's state is of a run with the same prior.
 
     Raises:
         ValueError: if it is not.
     """
-    kept = ((state or {}).get("slots", {}).get(name) or {}).get("prior")
-    if kept is None or not torch.allclose(kept.to(prior.mark()), prior.mark()):
+    saved = state.get("prior")
+    if saved is None or not torch.allclose(saved.to(prior.fingerprint()), prior.fingerprint()):
         raise ValueError(f"the state is of a run with another prior for {name!r}, or without one")
 
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from eigenoise import checks
 from eigenoise.fisher import Eigen
-from eigenoise.fisher.bases import FixedSide
 from eigenoise.optim.natural_gradient import NaturalGradient
 
 
@@ -25,8 +24,8 @@ def spectra(optimizer: NaturalGradient, points: int = 33) -> dict[str, dict[str,
     checks.integer("points", points, low=2)
     found = {}
     for slot in optimizer.slots:
-        if isinstance(slot.fisher, Eigen) and not isinstance(slot.fisher.factors.inputs, FixedSide):
-            R, kfac = slot.fisher.R.detach().flatten().cpu(), slot.fisher.kfac().detach().flatten().cpu()
+        if isinstance(slot.fisher, Eigen):
+            R, kfac = slot.fisher.R.detach().flatten().cpu(), slot.fisher.kfac_eigenvalues().detach().flatten().cpu()
             order = kfac.argsort()
             found[slot.name] = {
                 "R": _at(R.sort().values, points),

@@ -2,68 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from eigenoise import checks
-from eigenoise.optim import losses
+from eigenoise.optim.monitoring import LOSS_NAMES
+
+if TYPE_CHECKING:
+    from eigenoise.optim.base import BayesianOptimizer
 
 KEY = "eigenoise"
-PARTS = ("steps", "losses", "generator", "seed", "skipped", "likelihood", "slots")
+FORMAT = 2
+PARTS = ("format", "method", "steps", "losses", "generator", "seed", "skipped", "likelihood", "slots")
 
 
-def checked(
-    state_dict: Mapping[str, Any],
-    method: str,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    group: Mapping[str, Any],
-    device: torch.device,
-    more: Sequence[str] = (),
-) -> dict[str, Any]:
+def collect(optimizer: BayesianOptimizer) -> dict[str, Any]:
+    """All that a bit-exact resume needs beside ``param_groups``."""
+    return {
+        "format": FORMAT,
+        "method": type(optimizer).__name__,
+        "steps": optimizer.steps,
+        "losses": optimizer.losses.state(),
+        "generator": optimizer.generator.get_state(),
+        "seed": optimizer.lockstep.seed,
+        "skipped": optimizer.skipped,
+        "likelihood": optimizer.likelihood.state_dict(),
+        "slots": {slot.name: slot.state() for slot in optimizer.slots},
+    }
+
+
+def restore(optimizer: BayesianOptimizer, saved: Mapping[str, Any]) -> None:
+    """Use what ``checked`` returned."""
+    for slot in optimizer.slots:
+        slot.load(saved["slots"][slot.name])
+    optimizer.steps = saved["steps"]
+    optimizer.losses.load(saved["losses"], optimizer.params[0].device)
+    optimizer.generator.set_state(saved["generator"].cpu())
+    optimizer.non_finite.skipped = saved["skipped"]
+    optimizer.lockstep.resume(saved["seed"], optimizer.steps + optimizer.skipped)
+
+
+def checked(optimizer: BayesianOptimizer, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our part of ``state_dict``.
 
-    Args:
-        state_dict: what a user brought.
-        method: the optimiser's name, which must be the same.
-        tensors: the optimiser's own tensors by slot and name, whose names and shapes must be the same.
-        group: the optimiser's one parameter group, whose hyperparameters and number of parameters must be the same.
-        device: of the optimiser's generator.
-        more: names of parts that the method has beside the usual ones.
-
     Raises:
-        ValueError: if it is another method's or another model's.
+        ValueError: if it is another method's, another model's or another version's.
     """
-    own = state_dict.get(KEY)
-    if own is None or own["method"] != method:
-        came = "another library's" if own is None else f"one of {own['method']}"
-        raise ValueError(f"the state must be one of {method}, but it is {came}")
-    missing = {*PARTS, *more} - set(own)
-    missing |= {f"losses.{name}" for name in losses.PARTS if name not in own.get("losses", ())}
+    method = type(optimizer).__name__
+    saved = state_dict.get(KEY)
+    if saved is None or saved.get("method") != method:
+        got = "another library's" if saved is None else f"one of {saved.get('method')}"
+        raise ValueError(f"expected a state of {method}, got {got}")
+    if saved.get("format") != FORMAT:
+        version = "eigenoise 0.1" if "format" not in saved else "another version of eigenoise"
+        raise ValueError(
+            f"the state was written by {version}, which this version cannot continue: load the model's own state dict "
+            "and start a new optimiser from it"
+        )
+    missing = {*PARTS, *optimizer._extra_state} - set(saved)
+    missing |= {f"losses.{name}" for name in LOSS_NAMES if name not in saved.get("losses", ())}
     if missing:
         raise ValueError(f"the state lacks {sorted(missing)}")
+    _check_generator(saved["generator"], optimizer.generator.device)
+    _check_slots(saved["slots"], {slot.name: slot.state() for slot in optimizer.slots})
+    _check_group(state_dict.get("param_groups") or [{}], optimizer.group)
+    return saved
+
+
+def _check_generator(generator: torch.Tensor, device: torch.device) -> None:
     try:
-        torch.Generator(device).set_state(own["generator"].cpu())
+        torch.Generator(device).set_state(generator.cpu())
     except RuntimeError as error:
         raise ValueError(
-            f"the state's generator must be one of a {device.type}, but it is another device's: to go on with other "
+            f"expected the state of a generator of a {device.type}, got another device's: to go on with other "
             f"noise put the new optimiser's generator.get_state() into state_dict[{KEY!r}]['generator']"
         ) from error
-    if list(own["slots"]) != list(tensors):
-        raise ValueError(f"the state is for the layers {list(own['slots'])}, but the model has {list(tensors)}")
-    for slot, expected in tensors.items():
-        if set(own["slots"][slot]) != set(expected):
-            raise ValueError(
-                f"the state of {slot!r} must hold {sorted(expected)}, but it holds {sorted(own['slots'][slot])}"
-            )
-        for name, tensor in expected.items():
-            checks.shape(f"the state's {slot!r} {name}", own["slots"][slot][name], tuple(tensor.shape))
-    groups = state_dict.get("param_groups") or [{}]
+
+
+def _check_slots(saved: Mapping[str, Mapping], slots: Mapping[str, Mapping]) -> None:
+    if list(saved) != list(slots):
+        raise ValueError(f"expected a state for the layers {list(slots)}, got one for {list(saved)}")
+    for name, tensors in slots.items():
+        if set(saved[name]) != set(tensors):
+            raise ValueError(f"expected the state of {name!r} to hold {sorted(tensors)}, got {sorted(saved[name])}")
+        for part, tensor in tensors.items():
+            checks.shape(f"the state's {name!r} {part}", saved[name][part], tuple(tensor.shape))
+
+
+def _check_group(groups: list[Mapping[str, Any]], group: Mapping[str, Any]) -> None:
     if len(groups) != 1 or set(groups[0]) != set(group) or len(groups[0]["params"]) != len(group["params"]):
         raise ValueError(
-            f"the state's parameter group must hold {sorted(group)} for {len(group['params'])} parameters, but it "
-            f"holds {sorted(groups[0])} for {len(groups[0].get('params', []))}"
+            f"expected a parameter group of {sorted(group)} for {len(group['params'])} parameters, got "
+            f"{sorted(groups[0])} for {len(groups[0].get('params', []))}"
         )
-    return own

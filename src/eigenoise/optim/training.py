@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
-from eigenoise.optim.variational import VariationalOptimizer
+from eigenoise.optim.base import BayesianOptimizer
 
 
 def epochs(
-    optimizer: VariationalOptimizer,
+    optimizer: BayesianOptimizer,
     x: Tensor,
     y: Tensor,
     *,

@@ -3,41 +3,66 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from eigenoise.fisher.kronecker_factors import KroneckerFactors
 from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer, StackedLinearLayer
 from eigenoise.models import StackedLinear
-from eigenoise.optim.rotated import Keeper
+
+Group = Mapping[str, Any]  # the hyperparameters of a parameter group
 
 
-class Slot:
-    """One matrix of weights in a model: its mean and its current sample.
+class Slot(ABC):
+    """One matrix of weights in a model, with its posterior.
 
     Args:
         layer: how the matrix lies in the model's parameters.
-        kept: whether the parameters show the matrix only when someone looks, see ``rotated``.
-        basis: in which it is then kept, or None for that of the weights.
+        has_posterior: whether it has a posterior rather than a point estimate.
 
     Attributes:
-        mean: ``(..., p, n)``, valid between ``Swap.read`` and ``Swap.restore``.
+        mean: ``(..., p, n)``, valid between ``Swap.read`` and ``Swap.write_means``.
         sample: ``(..., p, n)``, what ``Swap.write`` puts into the model.
         noise: memory for white noise, by default that of ``sample``.
-        keeper: of a matrix that is kept in a basis, else None; mean and sample are then coordinates in it.
     """
 
-    def __init__(self, layer: MatrixLayer | BareParameter, kept: bool = False, basis: KroneckerFactors | None = None):
-        self.layer = layer
+    def __init__(self, layer: MatrixLayer | BareParameter, has_posterior: bool):
+        self.layer, self.has_posterior = layer, has_posterior
         self.mean, self.sample = (self.empty() for _ in range(2))
         self.noise = self.sample
-        self.keeper: Keeper | None = None
-        if kept:
-            assert isinstance(layer, MatrixLayer)
-            self.keeper = Keeper(layer, basis, self.mean, self.sample)
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator, group: Group, ramp: float | None = None) -> None:
+        """Fill ``sample`` with weights W ~ q (eq. 20).
+
+        Args:
+            generator: source of the noise.
+            group: hyperparameters.
+            ramp: factor on the standard deviation in a training block, None elsewhere.
+        """
+
+    @abstractmethod
+    def distribution(self, group: Group) -> Distribution:
+        """The current posterior."""
+
+    @abstractmethod
+    def kl(self, group: Group) -> Tensor:
+        """KL of the posterior to the prior."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that survive a restart."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``state`` gave."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A few words on how the matrix is treated."""
 
     @property
     def name(self) -> str:
@@ -82,17 +107,13 @@ class Swap(ABC):
         """Samples out of the model: its parameters are the means again, bit for bit."""
 
     @abstractmethod
-    def restore(self) -> None:
+    def write_means(self) -> None:
         """Means into the parameters, after a step has moved them."""
-
-    @abstractmethod
-    def show(self) -> None:
-        """Leave ordinary parameters behind that hold the means."""
 
 
 @final
 class InPlace(Swap):
-    """One sample at a time, written into the parameters themselves, all in single calls; or seen through keepers.
+    """One sample at a time, written into the parameters themselves, all in single calls.
 
     Parameters keep their identity and their versions move on, so a backward pass that comes too late, after the mean is
     back, is an error in autograd rather than a wrong gradient.
@@ -101,11 +122,8 @@ class InPlace(Swap):
     def __init__(self, slots: Sequence[Slot]):
         self.slots = list(slots)
         self.params = [p for slot in slots for p in slot.layer.params]
-        self.keepers = [slot.keeper for slot in slots if slot.keeper is not None]
-        plain = [slot for slot in slots if slot.keeper is None]
-        self._plain: list[Tensor] = [p for slot in plain for p in slot.layer.params]
-        self._mean = [view for slot in plain for view in slot.layer.views(slot.mean)]
-        self._sample = [view for slot in plain for view in slot.layer.views(slot.sample)]
+        self._mean = [view for slot in slots for view in slot.layer.views(slot.mean)]
+        self._sample = [view for slot in slots for view in slot.layer.views(slot.sample)]
 
     def read(self) -> None:
         """Means from the parameters.
@@ -113,16 +131,10 @@ class InPlace(Swap):
         Raises:
             RuntimeError: if a parameter was frozen, cast or moved since the optimiser was built.
         """
-        for param, view in zip(self._plain, self._mean, strict=True):
+        for param, view in zip(self.params, self._mean, strict=True):
             if not param.requires_grad or param.dtype != view.dtype or param.device != view.device:
                 self._refuse_changed()
-        _copy(self._mean, self._plain)
-        if self.keepers:
-            with torch._C.DisableTorchFunctionSubclass():
-                for keeper in self.keepers:
-                    if not all(p.requires_grad and p.dtype == keeper.mean.dtype for p in keeper.layer.params):
-                        self._refuse_changed()
-                    keeper.read()
+        torch._foreach_copy_(self._mean, self.params)
 
     def _refuse_changed(self) -> None:
         for slot in self.slots:
@@ -131,15 +143,13 @@ class InPlace(Swap):
                     raise RuntimeError(f"{name!r} was frozen after the optimiser was built: build a new optimiser")
                 if param.dtype != slot.mean.dtype or param.device != slot.mean.device:
                     raise RuntimeError(
-                        f"{name!r} is now {param.dtype} on {param.device}, but it was {slot.mean.dtype} on "
-                        f"{slot.mean.device} when the optimiser was built: build a new optimiser"
+                        f"{name!r} was {slot.mean.dtype} on {slot.mean.device} when the optimiser was built, got "
+                        f"{param.dtype} on {param.device}: build a new optimiser"
                     )
 
     def write(self) -> None:
         """Samples into the parameters."""
-        _copy(self._plain, self._sample)
-        for keeper in self.keepers:
-            keeper.enter()
+        torch._foreach_copy_(self.params, self._sample)
 
     def mean_samples(self) -> list[Tensor]:
         """The sample itself."""
@@ -147,20 +157,9 @@ class InPlace(Swap):
 
     def take_out(self) -> None:
         """Means back into the parameters."""
-        _copy(self._plain, self._mean)
-        for keeper in self.keepers:
-            keeper.leave()
+        torch._foreach_copy_(self.params, self._mean)
 
-    def restore(self) -> None:
-        """Means into the parameters; those that are kept in a basis are written when someone looks."""
-        _copy(self._plain, self._mean)
-        for keeper in self.keepers:
-            keeper.behind = True
-
-    def show(self) -> None:
-        """Means into the parameters that are kept in a basis."""
-        for keeper in self.keepers:
-            keeper.show()
+    write_means = take_out
 
 
 @final
@@ -174,7 +173,7 @@ class SideBySide(Swap):
 
     Attributes:
         samples: what is in the model during a block, ``(k, s, p, n)`` for each slot.
-        each: whether gradients of each sample are wanted, not only their sum in the parameters.
+        keeps_gradients: whether gradients of each sample are wanted, not only their sum in the parameters.
         gradients: those, in the shape of ``samples``, or None, of the last block.
 
     Raises:
@@ -182,13 +181,13 @@ class SideBySide(Swap):
     """
 
     def __init__(self, slots: Sequence[Slot], samples: int, antithetic: bool):
-        self.antithetic, self.each = antithetic, False
+        self.antithetic, self.keeps_gradients = antithetic, False
         self._drawn = samples // 2 if antithetic else samples
         self._memory: list[Tensor] = []  # (s, k, p, n), so that each model's samples count as further examples
         for slot in slots:
             if not isinstance(slot.layer, StackedLinearLayer):
                 raise ValueError(
-                    f"parallel weight samples need a model of StackedLinear layers alone, but {slot.name!r} is none"
+                    f"parallel weight samples need a model of StackedLinear layers alone, got {slot.name!r}"
                 )
             slot.layer.lead = (samples, *slot.layer.lead)
             s, p, n = slot.layer.shape
@@ -210,7 +209,7 @@ class SideBySide(Swap):
         for slot, samples, memory in zip(self.slots, self.samples, self._memory, strict=True):
             if self.antithetic:
                 torch.sub(2 * slot.mean, slot.sample, out=samples[self._drawn :])
-            _show(slot.layer.module, memory.detach().requires_grad_(self.each))  # type: ignore[union-attr]
+            _set_sample(slot.layer.module, memory.detach().requires_grad_(self.keeps_gradients))  # type: ignore[union-attr]
 
     def mean_samples(self) -> list[Tensor]:
         """The mean over k; mirror images leave the mean itself."""
@@ -221,23 +220,15 @@ class SideBySide(Swap):
         self.gradients = []
         for slot in self.slots:
             sample = slot.layer.module.sample  # type: ignore[union-attr]
-            own = None if sample is None else sample.grad
-            self.gradients.append(None if own is None else own.movedim(1, 0))
-            _show(slot.layer.module, None)  # type: ignore[union-attr]
+            gradient = None if sample is None else sample.grad
+            self.gradients.append(None if gradient is None else gradient.movedim(1, 0))
+            _set_sample(slot.layer.module, None)  # type: ignore[union-attr]
 
-    def restore(self) -> None:
+    def write_means(self) -> None:
         """Means into the parameters."""
-        self._means.restore()
-
-    def show(self) -> None:
-        """They are."""
+        self._means.write_means()
 
 
-def _copy(to: list[Tensor], values: list[Tensor]) -> None:
-    if to:
-        torch._foreach_copy_(to, values)
-
-
-def _show(module: StackedLinear, sample: Tensor | None) -> None:
+def _set_sample(module: StackedLinear, sample: Tensor | None) -> None:
     """Set ``module.sample`` without the search for parameters and buffers that a module makes on every assignment."""
     object.__setattr__(module, "sample", sample)

@@ -28,7 +28,7 @@ class Lockstep:
         self.seed = generator.initial_seed() % 2**63
         if ranks is not None:
             self.seed = ranks.of_first(self.seed)
-        self._met = False  # whether it was seen that all have the same weights
+        self._checked = False  # whether it was seen that all have the same weights
         self.reseed(0)
 
     def reseed(self, step: int) -> None:
@@ -38,10 +38,10 @@ class Lockstep:
 
     def resume(self, seed: int, step: int) -> None:
         """Go on as a run with ``seed`` would from ``step``; it will be seen that all have loaded the same."""
-        self.seed, self._met = seed, False
+        self.seed, self._checked = seed, False
         self.reseed(step)
 
-    def meet(self, loss: Tensor, step: int, gradients: Iterable[Tensor], means: Iterable[Tensor]) -> Tensor:
+    def synchronise(self, loss: Tensor, step: int, gradients: Iterable[Tensor], means: Iterable[Tensor]) -> Tensor:
         """The mean of all processes' ``loss``, at a step that all are to make from the same gradients.
 
         Raises:
@@ -57,7 +57,7 @@ class Lockstep:
             raise RuntimeError(
                 f"this process is at step {step}, others are elsewhere: all must load the same state dict, or none"
             )
-        if step % OFTEN == 0 or not self._met:
+        if step % OFTEN == 0 or not self._checked:
             self.ranks.refuse_different(
                 gradients,
                 "gradients differ between processes: call the model that is wrapped in DistributedDataParallel, not "
@@ -68,5 +68,5 @@ class Lockstep:
                 "weights differ between processes: all must load the same state dicts, of the model and of the "
                 "optimiser, or none",
             )
-            self._met = True
+            self._checked = True
         return found[0].to(loss.dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from eigenoise.fisher import Eigen
-from eigenoise.optim.variational import VariationalOptimizer
+from eigenoise.optim.base import BayesianOptimizer
 
 
 class Board:
@@ -39,7 +39,7 @@ class Board:
 
         Of an optimiser without a posterior, or while λ is 0, there is nothing to show.
         """
-        if not isinstance(optimizer, VariationalOptimizer) or optimizer.param_groups[0]["kl_weight"] == 0:
+        if not isinstance(optimizer, BayesianOptimizer) or optimizer.param_groups[0]["kl_weight"] == 0:
             return
         for name, q in optimizer.posterior.items():
             self._add(f"mean/{name}", q.mean, step)

@@ -40,7 +40,7 @@ def _network(width: int = 256, batch: int = 128, depth: int = 2, **options: Any)
     likelihood = en.CategoricalLikelihood()
     x, y = torch.randn(batch, width), torch.randint(10, (batch,))
     optimizer = en.NoisyEKFAC(
-        model, num_data=50_000, likelihood=likelihood, lr=1e-4, stats_every=STATS_EVERY, eig_every=CYCLE, **options
+        model, num_data=50_000, likelihood=likelihood, lr=1e-4, stats_every=STATS_EVERY, refresh_every=CYCLE, **options
     )
 
     def step() -> None:
@@ -64,7 +64,7 @@ def _stack(splits: int = 1, samples: int = 1) -> Stepper:
         samples=samples,
         parallel=True,
         stats_every=STATS_EVERY,
-        eig_every=CYCLE,
+        refresh_every=CYCLE,
     )
 
     def step() -> None:

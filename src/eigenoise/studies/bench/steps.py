@@ -97,13 +97,13 @@ def _ours(method: Callable[..., Any], **options: Any) -> Callable[[Case], Steppe
 
 OURS: Mapping[str, Callable[[Case], Stepper]] = MappingProxyType(
     {
-        "noisy EK-FAC": _ours(en.NoisyEKFAC, eig_every=CYCLE),
-        "noisy EK-FAC, noise per example": _ours(en.NoisyEKFAC, eig_every=CYCLE, noise="per-example"),
-        "noisy K-FAC": _ours(en.NoisyKFAC, inv_every=CYCLE),
+        "noisy EK-FAC": _ours(en.NoisyEKFAC, refresh_every=CYCLE),
+        "noisy EK-FAC, noise per example": _ours(en.NoisyEKFAC, refresh_every=CYCLE, noise="per-example"),
+        "noisy K-FAC": _ours(en.NoisyKFAC, refresh_every=CYCLE),
         "noisy Adam": _ours(en.NoisyAdam),
         "BBB": _ours(en.BayesByBackprop),
-        "EK-FAC": _ours(en.EKFAC, eig_every=CYCLE),
-        "K-FAC": _ours(en.KFAC, inv_every=CYCLE),
+        "EK-FAC": _ours(en.EKFAC, refresh_every=CYCLE),
+        "K-FAC": _ours(en.KFAC, refresh_every=CYCLE),
     }
 )
 
@@ -137,11 +137,11 @@ STUDY: Mapping[str, Callable[[Case], Stepper]] = MappingProxyType(
     }
 )
 _LARGE_LINEAR = {
-    "noisy EK-FAC, one sample for the batch": _ours(en.NoisyEKFAC, eig_every=CYCLE, noise="shared"),
-    "noisy EK-FAC, fixed input basis": _ours(en.NoisyEKFAC, eig_every=CYCLE, fixed_inputs=["0"]),
+    "noisy EK-FAC, one sample for the batch": _ours(en.NoisyEKFAC, refresh_every=CYCLE, noise="shared"),
+    "noisy EK-FAC, fixed input basis": _ours(en.NoisyEKFAC, refresh_every=CYCLE, fixed_inputs=["0"]),
 }
-_GUARD = {"noisy EK-FAC, no guard": _ours(en.NoisyEKFAC, eig_every=CYCLE, guard=False)}
-_CONVOLUTIONS = {"noisy EK-FAC, factored basis": _ours(en.NoisyEKFAC, eig_every=CYCLE, conv_basis="factored")}
+_GUARD = {"noisy EK-FAC, no guard": _ours(en.NoisyEKFAC, refresh_every=CYCLE, guard=False)}
+_CONVOLUTIONS = {"noisy EK-FAC, factored basis": _ours(en.NoisyEKFAC, refresh_every=CYCLE, conv_basis="factored")}
 MORE: Mapping[str, Mapping[str, Callable[[Case], Stepper]]] = MappingProxyType(  # for single cases, by their names
     {"a": {**_GUARD, **STUDY}, "b": {**_GUARD, **_LARGE_LINEAR}, "c": _CONVOLUTIONS, "c+bn": _CONVOLUTIONS}
 )

@@ -41,12 +41,12 @@ _NATURAL = {
 }
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"momentum": 0.9},
-    "kfac": {**_NATURAL, "inv_every": 200},
-    "ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200, "start": "kfac"},
+    "kfac": {**_NATURAL, "refresh_every": 200},
+    "ekfac": {**_NATURAL, "ema_scale": 0.01, "refresh_every": 200, "start": "kfac"},
     "bbb": {},
     "noisy-adam": {**_NATURAL, "ema_scale": 0.01},
-    "noisy-kfac": {**_NATURAL, "inv_every": 200},
-    "noisy-ekfac": {**_NATURAL, "ema_scale": 0.01, "eig_every": 200, "start": "kfac"},
+    "noisy-kfac": {**_NATURAL, "refresh_every": 200},
+    "noisy-ekfac": {**_NATURAL, "ema_scale": 0.01, "refresh_every": 200, "start": "kfac"},
 }
 
 # Step size, λ and η for plain, D, B and D+B, chosen on held-out images with so many training images.

@@ -64,8 +64,8 @@ _PAPER_NATURAL = {
 _PAPER_METHODS: Mapping[str, Mapping[str, Any]] = {
     "bbb": {**_PAPER_COMMON, "lr": 1e-3},  # the paper does not say: Adam's own default
     "noisy-adam": {**_PAPER_NATURAL, "ema_scale": 0.001},
-    "noisy-kfac": {**_PAPER_NATURAL, "inv_every": 5, "damping_form": "factored"},
-    "noisy-ekfac": {**_PAPER_NATURAL, "ema_scale": 0.01, "eig_every": 5, "reinit_every": 50, "start": "init"},
+    "noisy-kfac": {**_PAPER_NATURAL, "refresh_every": 5, "damping_form": "factored"},
+    "noisy-ekfac": {**_PAPER_NATURAL, "ema_scale": 0.01, "refresh_every": 5, "reinit_every": 50, "start": "init"},
 }
 
 
@@ -99,8 +99,8 @@ _TRAINING: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "yacht": (400, _CAREFUL),
     "year": (100, _BATCH_100),
 }
-_SLOWER = {"stats_every": 5, "ema_factors": 5, "ema_scale": 5, "eig_every": 10, "inv_every": 10}
-_REFRESH = {"noisy-ekfac": "eig_every", "noisy-kfac": "inv_every"}
+_SLOWER = {"stats_every": 5, "ema_factors": 5, "ema_scale": 5, "refresh_every": 10, "refresh_every": 10}
+_REFRESH = {"noisy-ekfac": "refresh_every", "noisy-kfac": "refresh_every"}
 
 
 def best_recipe(

@@ -1,0 +1,216 @@
+"""One layer of the natural-gradient methods: its Fisher, which is preconditioner and posterior, and its momentum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from eigenoise.fisher import Fisher
+from eigenoise.fisher.base import Damping
+from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer
+from eigenoise.optim.priors import LayerPrior
+from eigenoise.optim.weight_swap import Group, Slot
+
+
+def posterior_scale(group: Group) -> float:
+    """λ/N: the posterior covariance is this times (F + γ_in·I)⁻¹."""
+    return group["kl_weight"] / group["num_data"]
+
+
+@final
+class FisherSlot(Slot):
+    """A slot with its Fisher, its gradient and its momentum, all ``(..., p, n)``.
+
+    Args:
+        layer: as for ``Slot``.
+        fisher: its structure.
+        has_posterior: as for ``Slot``.
+        noisy: whether it is sampled in training.
+        mirrored: whether noise is used twice, see ``draw``.
+
+    Attributes:
+        gradient: of −log p(y | x, W) + the prior's, at the sampled weights; then its coordinates in the basis, then
+            the new momentum, until ``move`` makes it that.
+        momentum: moving average of those coordinates.
+        prior: an earlier posterior in the place of N(0, ηI), or None.
+        updates: steps it took part in.
+    """
+
+    def __init__(
+        self,
+        layer: MatrixLayer | BareParameter,
+        fisher: Fisher,
+        has_posterior: bool,
+        *,
+        noisy: bool,
+        mirrored: bool = False,
+    ):
+        super().__init__(layer, has_posterior)
+        self.fisher, self.noisy = fisher, noisy and has_posterior
+        self.prior: LayerPrior | None = None
+        self.gradient, self.momentum = self.empty(), self.empty()
+        self._views = layer.views(self.gradient), layer.views(self.momentum)
+        self.updates = torch.zeros((), dtype=torch.int64)
+        self._deviation = self.empty() if mirrored and self.noisy else None
+        self._waiting = torch.zeros((), dtype=torch.bool)  # the deviation was used once
+        self._drawn_with: tuple[Tensor | None, float] = (None, 0.0)
+        self._prior_damping: tuple[float, Tensor] | None = None
+
+    def set_prior(self, prior: LayerPrior | None) -> None:
+        """Let an earlier posterior take the place of N(0, ηI)."""
+        self.prior = prior
+        if prior is not None:
+            prior.set_basis(self.fisher)
+
+    # Sampling (line 5 of the algorithms).
+
+    def draw(self, generator: torch.Generator, group: Group, ramp: float | None = None) -> None:
+        """``sample`` from N(mean, (λ/N)·(F + γ_in·I)⁻¹) (eq. 20), or the mean itself.
+
+        In training its deviation from the mean is multiplied by ``ramp``. With ``mirrored`` it is used a second time
+        with the other sign, unless the posterior's covariance has changed since.
+        """
+        if not self.noisy or ramp == 0:
+            self.sample.copy_(self.mean)
+            return
+        if self._deviation is None or ramp is None:
+            deviation = self._draw_deviation(generator, group)
+            torch.add(self.mean, deviation, alpha=1.0 if ramp is None else ramp, out=self.sample)
+            return
+        root = self.fisher.inverse_root(self.damping(group))  # another tensor whenever the spectrum has changed
+        if bool(self._waiting) and self._drawn_with[0] is root and self._drawn_with[1] == posterior_scale(group):
+            self._waiting.fill_(False)
+            torch.sub(self.mean, self._deviation, alpha=ramp, out=self.sample)
+            return
+        self._deviation.copy_(self._draw_deviation(generator, group))
+        self._waiting.fill_(True)
+        self._drawn_with = root, posterior_scale(group)
+        torch.add(self.mean, self._deviation, alpha=ramp, out=self.sample)
+
+    def _draw_deviation(self, generator: torch.Generator, group: Group) -> Tensor:
+        return self.fisher.root(self.white(generator), self.damping(group)) * posterior_scale(group) ** 0.5
+
+    # The step (lines 6 to 16).
+
+    def damping(self, group: Group) -> Damping:
+        """γ_in = λ/(Nη), or (λ/N)·Λ₀ as its diagonal in the basis where an earlier posterior is the prior."""
+        scale = posterior_scale(group)
+        if self.prior is None:
+            return scale / group["prior_var"]
+        if self._prior_damping is None or self._prior_damping[0] != scale:
+            self._prior_damping = scale, scale * self.prior.diagonal(self.fisher)
+        return self._prior_damping[1]
+
+    @property
+    def gradient_views(self) -> list[Tensor]:
+        """Parts of ``gradient`` in the shapes of the layer's parameters."""
+        return self._views[0]
+
+    def add_prior_gradient(self, drawn: Tensor, group: Group) -> None:
+        """Add (λ/N)·Λ₀·(W − M₀), the gradient of the prior, at the weights ``drawn``."""
+        if self.prior is None:
+            self.gradient.add_(drawn, alpha=posterior_scale(group) / group["prior_var"])
+        else:
+            self.gradient.add_(self.prior.pull(drawn), alpha=posterior_scale(group))
+
+    def rotate_gradient(self) -> None:
+        """Replace the gradient by its coordinates in the Fisher's basis: the first stage of eq. 4."""
+        if self.fisher.factors is not None:
+            self.gradient.copy_(self.fisher.rotate(self.gradient))
+
+    def precondition(self, damping: Damping) -> tuple[Tensor, Tensor]:
+        """(F + γI)⁻¹ on the new momentum, as coordinates, and its size mᵀ(F + γI)⁻¹m, ``()`` or ``(s,)``."""
+        direction = self.fisher.rescale(self.gradient, damping)
+        if self.layer.stack is None:
+            return direction, torch.dot(self.gradient.reshape(-1), direction.reshape(-1))
+        return direction, (self.gradient * direction).flatten(1).sum(-1)
+
+    def move(self, direction: Tensor, rate: Tensor | float) -> None:
+        """Mean ← mean − rate·direction, which is given as coordinates (the last stage of eq. 4); keep the momentum."""
+        if isinstance(rate, Tensor):
+            direction, rate = direction.mul_(rate), 1.0
+        self.mean.sub_(self.fisher.unrotate(direction), alpha=rate)
+        self.momentum, self.gradient = self.gradient, self.momentum
+        self._views = self._views[1], self._views[0]
+        self.updates += 1
+
+    def refresh(self, decomposition: list[Tensor] | None) -> bool:
+        """Use a new basis for the Fisher and for the momentum; False if its decomposition failed (None)."""
+        refreshed = decomposition is not None and self.fisher.refresh([self.momentum], decomposition)
+        self._prior_damping = None
+        if self.prior is not None:
+            self.prior.set_basis(self.fisher)
+        return refreshed
+
+    @property
+    def max_rate(self) -> float:
+        """The step size up to which a step cannot overshoot the prior."""
+        return math.inf if self.prior is None else self.prior.max_rate
+
+    # The posterior.
+
+    def distribution(self, group: Group) -> Distribution:
+        """N(mean, (λ/N)·(F + γ_in·I)⁻¹) (eq. 10)."""
+        _refuse_no_spread(group)
+        return self.fisher.posterior(self.mean.clone(), posterior_scale(group), self.damping(group))
+
+    def kl(self, group: Group) -> Tensor:
+        """½·[(tr Σ + ‖M‖²)/η − d + d·log η − log det Σ] with Σ = (λ/N)·(F + γ_in·I)⁻¹."""
+        _refuse_no_spread(group)
+        scale, damping, dims = posterior_scale(group), self.damping(group), self.fisher.event_dims
+        if self.prior is not None:
+            return self.prior.kl(self.mean, scale * self.fisher.inverse(damping), self.fisher)
+        mean = self.mean.flatten(-dims) if dims else self.mean.unsqueeze(-1)
+        d, prior_var = mean.shape[-1], group["prior_var"]
+        trace = scale * self.fisher.inv_trace(damping) + mean.square().sum(-1)
+        log_ratio = self.fisher.logdet(damping) + d * math.log(prior_var / scale)
+        return 0.5 * (trace / prior_var - d + log_ratio)
+
+    # Keeping.
+
+    def state(self) -> dict[str, Tensor]:
+        """Momentum, Fisher, and the noise that waits to be used again."""
+        state = {"momentum": self.momentum, "steps": self.updates, **self.fisher.state()}
+        if self._deviation is not None:
+            state |= {"deviation": self._deviation, "waiting": self._waiting}
+        if self.prior is not None:
+            state["prior"] = self.prior.fingerprint()
+        return state
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what ``state`` gave."""
+        for name, tensor in self.state().items():
+            if name != "prior":
+                tensor.copy_(state[name])
+        self.fisher.forget_cache()
+        self._prior_damping = None
+        if self.prior is not None:
+            self.prior.set_basis(self.fisher)
+
+    def resume(self, group: Group) -> None:
+        """After ``load``: noise that waits was drawn from the posterior as it is."""
+        if bool(self._waiting):
+            self._drawn_with = self.fisher.inverse_root(self.damping(group)), posterior_scale(group)
+
+    def describe(self) -> str:
+        """The structure, and what is special about it."""
+        notes = [f"{type(self.fisher).__name__} Fisher"]
+        if self.fisher.factors is not None:
+            notes += self.fisher.factors.describe()
+        if self.prior is not None:
+            notes.append("earlier posterior as prior")
+        if not self.has_posterior:
+            notes.append("point estimate")
+        elif not self.noisy:
+            notes.append("no noise in training")
+        return ", ".join(notes)
+
+
+def _refuse_no_spread(group: Group) -> None:
+    if group["kl_weight"] == 0:
+        raise ValueError("with kl_weight=0 the posterior has no spread, and its KL to the prior is infinite")

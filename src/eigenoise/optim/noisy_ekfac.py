@@ -1,0 +1,296 @@
+"""Noisy EK-FAC (Algorithm 1) and EK-FAC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import nn
+
+from eigenoise.fisher import Eigen
+from eigenoise.fisher.kronecker_factors import MAX_SIDE
+from eigenoise.inference.posterior import Posterior
+from eigenoise.likelihoods import Likelihood
+from eigenoise.optim.blocks import NOISE_RAMP, Sampling
+from eigenoise.optim.natural_gradient import NaturalGradient
+from eigenoise.optim.statistics import Schedule
+from eigenoise.optim.structures import KroneckerFishers
+
+
+@final
+class NoisyEKFAC(NaturalGradient):
+    """An eigenvalue-corrected matrix Gaussian posterior (EMVG) by natural gradient: Algorithm 1.
+
+    Args:
+        model: any ``nn.Module``. Wrapped in ``DistributedDataParallel``, each process draws noise of its own, and all
+            make the same step from what all have seen.
+        num_data: N, the number of likelihood terms in the training set, of all processes together.
+        likelihood: what the model's output means: a likelihood, whose ``nll`` is the loss, or ``"regression"`` or
+            ``"classification"``.
+        lr: α, the step size.
+        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
+        prior_var: η, the variance of the prior N(0, ηI).
+        prior: a posterior of earlier data in the place of N(0, ηI), for the layers that it holds. The gradient feels
+            its whole covariance, the new posterior its diagonal in the new basis.
+        damping: γ_ex, added to the Fisher in the step but not in the posterior.
+        momentum: of the gradient before preconditioning, bias-corrected.
+        ema_factors: β̃, rate of the moving averages of A and S at each update; update k has at least the weight 1/(k +
+            2).
+        ema_scale: ω̃, rate of the moving average of R, likewise.
+        stats_every: T_stats, steps between updates of A and S.
+        scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
+        refresh_every: T_eig, steps between eigendecompositions of the factors.
+        reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never; 50 in the
+            paper.
+        damping_form: what R is re-initialised to: the K-FAC eigenvalues (``"exact"``), or so that R + γ_in is what
+            K-FAC has with ``"factored"`` damping.
+        stats_fraction: the part of a batch's examples, its first ones, that statistics use. ``"auto"``: an eighth, but
+            at least 16, and as many as give 512 rows of activations.
+        fisher: ``"sampled"`` draws targets from the model, ``"exact"`` sums over all outputs or classes,
+            ``"empirical"`` uses the training targets; each takes one more backward pass at steps with statistics.
+        layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.
+        kl_clip: the same for all layers together, or None.
+        guard: before a step, raise the Fisher where this step's gradient is far larger than it allows for. Without it,
+            as in the paper, a direction that was flat for long and suddenly matters can throw the mean away.
+        init: None: the Fisher starts from the first statistics. A number: it starts as that times the identity, which
+            the moving averages forget at their own rates, as in the authors' code.
+        noise_ramp: steps over which the noise's standard deviation grows from 0 to the posterior's. Predictions and the
+            ELBO always use the posterior itself.
+        reuse_noise: draw and rotate noise once for two steps, +E then −E, unless the posterior's covariance has changed
+            in between: cheaper steps whose weights still have q's distribution.
+        precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
+            ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
+        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
+            the kernel's taps and one for the channels of each of their modes: far cheaper, another posterior.
+        fixed_inputs: names of layers whose basis on the side of the input stays the identity, which saves its
+            decompositions and rotations. Rotate the data by its principal components, and the first layer's is an
+            eigenbasis all the same.
+        max_side: sides with more rows than this, such as a vocabulary, keep the identity as their basis.
+        samples: weight samples in one step: so many ``sampled_params()`` blocks come before each ``step()``, each with
+            the loss of the whole batch, and ``step()`` uses their mean.
+        parallel: draw all samples of a step in one block, as one more leading axis in front of the stack; for models of
+            ``StackedLinear`` layers alone.
+        antithetic: every second sample of a step mirrors the one before.
+        others: what parameters outside Linear and convolution layers get: ``"diagonal"``, a diagonal posterior, or
+            ``"point"``, a point estimate.
+        overrides: the same choice for a module's or parameter's name and everything below it.
+        batch_dim: the axis that counts examples in outputs ``(t, b, c)`` of sequence-first models: 1.
+        generator: source of all noise; by default one seeded from torch's global generator. With several processes it
+            is seeded at every step, from the first one's seed and for each process differently.
+        not_finite: what ``step`` does when the loss, a gradient or a statistic is NaN or infinite: ``"raise"``, or
+            ``"skip"`` the step, warn once and count it in ``skipped``; 20 in a row are an error all the same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_data: int,
+        likelihood: Likelihood | str,
+        lr: float = 0.01,
+        kl_weight: float = 1.0,
+        prior_var: float = 1.0,
+        prior: Posterior | None = None,
+        damping: float = 0.0,
+        momentum: float = 0.9,
+        ema_factors: float = 0.03,
+        ema_scale: float = 0.03,
+        stats_every: int = 10,
+        scale_every: int | None = None,
+        refresh_every: int = 100,
+        reinit_every: int | None = None,
+        damping_form: str = "exact",
+        stats_fraction: float | str = "auto",
+        fisher: str = "sampled",
+        layer_clip: float | None = 1e-3,
+        kl_clip: float | None = None,
+        guard: bool = True,
+        init: float | None = None,
+        noise_ramp: int = NOISE_RAMP,
+        reuse_noise: bool = False,
+        precision: str = "auto",
+        conv_basis: str = "full",
+        fixed_inputs: Sequence[str] = (),
+        max_side: int = MAX_SIDE,
+        samples: int = 1,
+        parallel: bool = False,
+        antithetic: bool = False,
+        others: str = "diagonal",
+        overrides: Mapping[str, str] | None = None,
+        batch_dim: int = 0,
+        generator: torch.Generator | None = None,
+        not_finite: str = "raise",
+    ):
+        if damping_form != "exact" and reinit_every is None:
+            raise ValueError(
+                f"damping_form={damping_form!r} says what R is reset to: give reinit_every as well, for instance 50"
+            )
+        make_fisher = KroneckerFishers(
+            Eigen, damping_form, init, precision, conv_basis, fixed_inputs=fixed_inputs, max_side=max_side
+        )
+        super().__init__(
+            model,
+            likelihood=likelihood,
+            hyper={
+                "num_data": num_data,
+                "lr": lr,
+                "kl_weight": kl_weight,
+                "prior_var": prior_var,
+                "damping": damping,
+                "momentum": momentum,
+                "ema_factors": ema_factors,
+                "ema_scale": ema_scale,
+                "layer_clip": layer_clip,
+                "kl_clip": kl_clip,
+            },
+            make_fisher=make_fisher,
+            schedule=Schedule(
+                stats_every, stats_every if scale_every is None else scale_every, refresh_every, reinit_every
+            ),
+            sampling=Sampling(samples, parallel, antithetic, noise_ramp, generator),
+            noisy=True,
+            reuse_noise=reuse_noise,
+            prior=prior,
+            fisher=fisher,
+            stats_fraction=stats_fraction,
+            guard=guard,
+            others=others,
+            overrides=overrides,
+            batch_dim=batch_dim,
+            not_finite=not_finite,
+        )
+        make_fisher.check_names(self.assignments)
+
+
+@final
+class EKFAC(NaturalGradient):
+    """EK-FAC: Algorithm 1 without noise.
+
+    The mean itself is trained; ``posterior`` is then a Laplace approximation around it.
+
+    Args:
+        model: any ``nn.Module``. Wrapped in ``DistributedDataParallel``, each process draws noise of its own, and all
+            make the same step from what all have seen.
+        num_data: N, the number of likelihood terms in the training set, of all processes together.
+        likelihood: what the model's output means: a likelihood, whose ``nll`` is the loss, or ``"regression"`` or
+            ``"classification"``.
+        lr: α, the step size.
+        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
+        prior_var: η, the variance of the prior N(0, ηI).
+        prior: a posterior of earlier data in the place of N(0, ηI), for the layers that it holds. The gradient feels
+            its whole covariance, the new posterior its diagonal in the new basis.
+        damping: γ_ex, added to the Fisher in the step but not in the posterior.
+        momentum: of the gradient before preconditioning, bias-corrected.
+        ema_factors: β̃, rate of the moving averages of A and S at each update; update k has at least the weight 1/(k +
+            2).
+        ema_scale: ω̃, rate of the moving average of R, likewise.
+        stats_every: T_stats, steps between updates of A and S.
+        scale_every: T_scale, steps between updates of R; by default as ``stats_every``.
+        refresh_every: T_eig, steps between eigendecompositions of the factors.
+        reinit_every: steps between re-initialisations of R from the K-FAC eigenvalues, or None for never; 50 in the
+            paper.
+        damping_form: what R is re-initialised to: the K-FAC eigenvalues (``"exact"``), or so that R + γ_in is what
+            K-FAC has with ``"factored"`` damping.
+        stats_fraction: the part of a batch's examples, its first ones, that statistics use. ``"auto"``: an eighth, but
+            at least 16, and as many as give 512 rows of activations.
+        fisher: ``"sampled"`` draws targets from the model, ``"exact"`` sums over all outputs or classes,
+            ``"empirical"`` uses the training targets; each takes one more backward pass at steps with statistics.
+        layer_clip: a layer's step is scaled down so that α²·gᵀF⁻¹g stays below this, or None.
+        kl_clip: the same for all layers together, or None.
+        guard: before a step, raise the Fisher where this step's gradient is far larger than it allows for. Without it,
+            as in the paper, a direction that was flat for long and suddenly matters can throw the mean away.
+        init: None: the Fisher starts from the first statistics. A number: it starts as that times the identity, which
+            the moving averages forget at their own rates, as in the authors' code.
+        precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
+            ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
+        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
+            the kernel's taps and one for the channels of each of their modes: far cheaper, another posterior.
+        fixed_inputs: names of layers whose basis on the side of the input stays the identity, which saves its
+            decompositions and rotations. Rotate the data by its principal components, and the first layer's is an
+            eigenbasis all the same.
+        max_side: sides with more rows than this, such as a vocabulary, keep the identity as their basis.
+        others: what parameters outside Linear and convolution layers get: ``"diagonal"``, a diagonal posterior, or
+            ``"point"``, a point estimate.
+        overrides: the same choice for a module's or parameter's name and everything below it.
+        batch_dim: the axis that counts examples in outputs ``(t, b, c)`` of sequence-first models: 1.
+        generator: source of all noise; by default one seeded from torch's global generator. With several processes it
+            is seeded at every step, from the first one's seed and for each process differently.
+        not_finite: what ``step`` does when the loss, a gradient or a statistic is NaN or infinite: ``"raise"``, or
+            ``"skip"`` the step, warn once and count it in ``skipped``; 20 in a row are an error all the same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_data: int,
+        likelihood: Likelihood | str,
+        lr: float = 0.01,
+        kl_weight: float = 1.0,
+        prior_var: float = 1.0,
+        prior: Posterior | None = None,
+        damping: float = 0.0,
+        momentum: float = 0.9,
+        ema_factors: float = 0.03,
+        ema_scale: float = 0.03,
+        stats_every: int = 10,
+        scale_every: int | None = None,
+        refresh_every: int = 100,
+        reinit_every: int | None = None,
+        damping_form: str = "exact",
+        stats_fraction: float | str = "auto",
+        fisher: str = "sampled",
+        layer_clip: float | None = 1e-3,
+        kl_clip: float | None = None,
+        guard: bool = True,
+        init: float | None = None,
+        precision: str = "auto",
+        conv_basis: str = "full",
+        fixed_inputs: Sequence[str] = (),
+        max_side: int = MAX_SIDE,
+        others: str = "diagonal",
+        overrides: Mapping[str, str] | None = None,
+        batch_dim: int = 0,
+        generator: torch.Generator | None = None,
+        not_finite: str = "raise",
+    ):
+        if damping_form != "exact" and reinit_every is None:
+            raise ValueError(
+                f"damping_form={damping_form!r} says what R is reset to: give reinit_every as well, for instance 50"
+            )
+        make_fisher = KroneckerFishers(
+            Eigen, damping_form, init, precision, conv_basis, fixed_inputs=fixed_inputs, max_side=max_side
+        )
+        super().__init__(
+            model,
+            likelihood=likelihood,
+            hyper={
+                "num_data": num_data,
+                "lr": lr,
+                "kl_weight": kl_weight,
+                "prior_var": prior_var,
+                "damping": damping,
+                "momentum": momentum,
+                "ema_factors": ema_factors,
+                "ema_scale": ema_scale,
+                "layer_clip": layer_clip,
+                "kl_clip": kl_clip,
+            },
+            make_fisher=make_fisher,
+            schedule=Schedule(
+                stats_every, stats_every if scale_every is None else scale_every, refresh_every, reinit_every
+            ),
+            sampling=Sampling(generator=generator),
+            noisy=False,
+            reuse_noise=False,
+            prior=prior,
+            fisher=fisher,
+            stats_fraction=stats_fraction,
+            guard=guard,
+            others=others,
+            overrides=overrides,
+            batch_dim=batch_dim,
+            not_finite=not_finite,
+        )
+        make_fisher.check_names(self.assignments)

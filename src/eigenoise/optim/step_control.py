@@ -1,0 +1,77 @@
+"""How far a step may go: the guard raises a Fisher that does not allow for a gradient, the clip bounds the change.
+
+A direction that was flat for long, such as the weights of a dead ReLU, has the prior's noise and steps of g/γ_in. When
+it suddenly matters, a single batch would throw the mean away, and the next samples too, until the moving averages have
+caught up. Had R been updated from this batch's own gradients, it would be at least ω̃·g², as the mean of their squares
+is no less than the square of their mean. So the guard makes it that, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eigenoise.fisher.base import MIN_EIGENVALUE, Damping
+from eigenoise.optim.fisher_slot import FisherSlot
+
+MAX_RATE = 0.03  # of the guard: gradients that are not many times what the Fisher expects leave it unchanged
+MAX_RAISE = 1e12  # factor by which one step may raise a Fisher, so that K-FAC's, a product, stays finite
+
+
+def to_host(numbers: Sequence[Tensor]) -> np.ndarray:
+    """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
+    if any(number.ndim for number in numbers):
+        numbers = torch.broadcast_tensors(*numbers)
+    return torch.stack(list(numbers)).cpu().numpy()
+
+
+def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate: float, loss: Tensor) -> None:
+    """R ← max(R, ω̃·g²) in layers where R + γ is smaller than that; A and S of K-FAC likewise.
+
+    Args:
+        slots: with the coordinates g of this step's gradients.
+        dampings: γ of each.
+        rate: ω̃; more than 0.03 counts as that.
+        loss: of this step; if it or a gradient is not finite nothing is done, as there will be no step.
+    """
+    rate = min(rate, MAX_RATE)
+    roots = [slot.fisher.inverse_root(damping) for slot, damping in zip(slots, dampings, strict=True)]
+    ratios = torch._foreach_mul([slot.gradient for slot in slots], roots)  # g/√(R + γ)
+    numbers = to_host([*(end for ratio in ratios for end in torch.aminmax(ratio)), loss])
+    with np.errstate(over="ignore"):
+        numbers[:-1] *= numbers[:-1]
+    if not np.isfinite(numbers).all():
+        return
+    strains = numbers[:-1].reshape(len(slots), -1).max(1)
+    for slot, damping, ratio, strain in zip(slots, dampings, ratios, strains, strict=True):
+        if rate * strain > 1:
+            slot.fisher.raise_to(_surprising(slot, ratio, rate), rate, damping)
+
+
+def _surprising(slot: FisherSlot, ratio: Tensor, rate: float) -> Tensor:
+    """The gradients of those models of a stack that did not expect them, and zeros for the others."""
+    axes = tuple(range(-slot.fisher.event_dims, 0))
+    strain = ratio.square().amax(axes, keepdim=True) * rate
+    return slot.gradient * torch.where(strain > 1, (MAX_RAISE / strain).clamp_max(1).sqrt(), 0)
+
+
+def clip_rates(rates: np.ndarray, sizes: np.ndarray, layer_clip: float | None, kl_clip: float | None) -> np.ndarray:
+    """Rates α that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and the sum of all below ``kl_clip``.
+
+    Args:
+        rates: ``(slots,)``, or ``(slots, 1)`` for a stack of models.
+        sizes: gᵀF⁻¹g, ``(slots,)`` or ``(slots, s)``.
+        layer_clip: or None for no bound.
+        kl_clip: or None for no bound.
+
+    Returns:
+        ``(slots,)`` or ``(slots, s)``.
+    """
+    changes = np.maximum(rates**2 * sizes, MIN_EIGENVALUE)
+    scales = np.ones_like(changes) if layer_clip is None else np.minimum(np.sqrt(layer_clip / changes), 1.0)
+    if kl_clip is not None:
+        scales = scales * np.minimum(np.sqrt(kl_clip / (scales**2 * changes).sum(0)), 1.0)
+    return rates * scales
