@@ -594,7 +594,7 @@ def test_a_state_of_another_stack_is_refused_before_anything_changes(name: str) 
     likelihood = make("gamma")
     before = {k: v.clone() for k, v in likelihood.state_dict().items()}
     state = {**{k: v + 1 for k, v in before.items()}, name: torch.ones(STACK, dtype=torch.float64)}
-    with pytest.raises(ValueError, match=rf"{name} must have the shape \(\), but \(2,\) came"):
+    with pytest.raises(ValueError, match=rf"{name} must have the shape \(\), got \(2,\)"):
         likelihood.load_state_dict(state)
     assert all(torch.equal(v, before[k]) for k, v in likelihood.state_dict().items())
 
@@ -614,19 +614,19 @@ def test_a_likelihood_without_state_takes_none(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"precision": 0}, ValueError, "precision must be .* greater than 0, but 0 came"),
+        ({"precision": 0}, ValueError, "precision must be .* greater than 0, got 0"),
         ({"precision": -1.0}, ValueError, "precision"),
         ({"precision": math.nan}, ValueError, "precision"),
-        ({"precision": True}, TypeError, "precision must be a number, but a bool"),
-        ({"precision": "1"}, TypeError, "precision must be a number, but a str"),
+        ({"precision": True}, TypeError, "precision must be a number, got bool"),
+        ({"precision": "1"}, TypeError, "precision must be a number, got str"),
         ({"prior": (1.0,)}, ValueError, "prior must be the pair"),
         ({"prior": (1.0, 1.0, 1.0)}, ValueError, "prior must be the pair"),
         ({"prior": (0.0, 1.0)}, ValueError, r"prior\[0\] must be"),
         ({"prior": (1.0, math.inf)}, ValueError, r"prior\[1\] must be"),
-        ({"update": "sgd"}, ValueError, "update must be one of 'closed-form', 'adam', but 'sgd' came"),
+        ({"update": "sgd"}, ValueError, "update must be one of 'closed-form', 'adam', got 'sgd'"),
         ({"lr": 0.0}, ValueError, "lr must be"),
-        ({"stack": 0}, ValueError, "stack must be at least 1, but 0 came"),
-        ({"stack": 2.0}, TypeError, "stack must be an int, but a float"),
+        ({"stack": 0}, ValueError, "stack must be at least 1, got 0"),
+        ({"stack": 2.0}, TypeError, "stack must be an int, got float"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -638,7 +638,7 @@ def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exceptio
 def test_targets_without_their_last_axis_get_the_remedy(kind: str) -> None:
     f = output(kind, B)[..., : WIDTHS.get(kind, 2) // 2]
     y = torch.ones(B, dtype=torch.float64)
-    message = f"y must have the shape ({B}, 1), but ({B},) came; use y.unsqueeze(-1)"
+    message = f"y must have the shape ({B}, 1), got ({B},); use y.unsqueeze(-1)"
     with pytest.raises(ValueError, match=re.escape(message)):
         make(kind).nll(f, y)
 
@@ -646,7 +646,7 @@ def test_targets_without_their_last_axis_get_the_remedy(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gamma", "bernoulli", "heteroscedastic"])
 @pytest.mark.parametrize("shape", [(B, 1), (B, 3), (B + 1, 2), (1, 2), (2,), (1, B, 2)])
 def test_targets_of_another_shape_are_refused_and_never_broadcast(kind: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B}, 2), but {shape} came")):
+    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B}, 2), got {shape}")):
         make(kind).nll(output(kind, B), torch.ones(shape, dtype=torch.float64))
 
 
@@ -655,7 +655,7 @@ def test_targets_must_be_floating(kind: str) -> None:
     f = output(kind, B)
     with pytest.raises(TypeError, match=r"y must be a floating-point tensor.*torch\.int64; use y\.float"):
         make(kind).nll(f, torch.ones(B, 2, dtype=torch.long))
-    with pytest.raises(TypeError, match="y must be a tensor, but a list came"):
+    with pytest.raises(TypeError, match="y must be a tensor, got list"):
         make(kind).nll(f, [[0.0, 1.0]] * B)
 
 
@@ -663,7 +663,7 @@ def test_targets_must_be_floating(kind: str) -> None:
 def test_outputs_must_be_floating(kind: str) -> None:
     with pytest.raises(TypeError, match="the model's output must be a floating-point tensor"):
         make(kind).nll(output(kind, B).long(), target(kind, B))
-    with pytest.raises(TypeError, match="the model's output must be a tensor, but a tuple came"):
+    with pytest.raises(TypeError, match="the model's output must be a tensor, got tuple"):
         make(kind).nll((output(kind, B),), target(kind, B))
 
 
@@ -677,7 +677,7 @@ def test_an_output_without_a_batch_axis_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_heteroscedastic_output_must_be_even(width: int) -> None:
-    with pytest.raises(ValueError, match=f"means and d log-variances, an even number, but its size is {width}"):
+    with pytest.raises(ValueError, match=f"means and d log-variances, an even number, got {width}"):
         make("heteroscedastic").nll(randn(B, width), randn(B, 1))
 
 
@@ -686,7 +686,7 @@ def test_classes_out_of_range_are_refused(bad: int) -> None:
     y = torch.tensor([0, 1, 2, bad])
     low, high = min(0, bad), max(2, bad)
     with pytest.raises(
-        ValueError, match=f"classes from 0 to 2, as the model has 3 outputs, but it holds {low} to {high}"
+        ValueError, match=f"classes from 0 to 2, as the model has 3 outputs, got {low} to {high}"
     ):
         make("categorical").nll(output("categorical", B), y)
 
@@ -695,13 +695,13 @@ def test_classes_out_of_range_are_refused(bad: int) -> None:
     "y", [torch.zeros(B), torch.zeros(B, 3), torch.zeros(B, dtype=torch.bool), [0, 1, 2, 0], np.zeros(B, dtype=int)]
 )
 def test_classes_must_be_whole_numbers_in_a_tensor(y: Any) -> None:
-    with pytest.raises(TypeError, match=r"y must be a tensor of class indices \(torch\.long\), but .* came"):
+    with pytest.raises(TypeError, match=r"y must be a tensor of class indices \(torch\.long\), got "):
         make("categorical").nll(output("categorical", B), y)
 
 
 @pytest.mark.parametrize("shape", [(B, 1), (B, 3), (B + 1,), ()])
 def test_classes_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B},), but {shape} came")):
+    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B},), got {shape}")):
         make("categorical").nll(output("categorical", B), torch.zeros(shape, dtype=torch.long))
 
 
@@ -723,7 +723,7 @@ def test_yes_or_no_must_be_one_or_zero(bad: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lead", [(B,), (STACK + 1, B), (B, STACK)])
 def test_the_output_of_a_stack_must_show_the_members(kind: str, lead: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"output must have the shape \(\.\.\., 2, b, d\) with stack=2, but"):
+    with pytest.raises(ValueError, match=r"output must have the shape \(\.\.\., 2, b, d\) with stack=2, got"):
         make(kind, STACK).nll(output(kind, *lead), target(kind, *lead))
 
 

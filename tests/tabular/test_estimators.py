@@ -431,7 +431,7 @@ def test_progress_is_shown_when_asked_for(diabetes, capsys):
 @pytest.mark.parametrize(
     ("argument", "error", "message"),
     [
-        ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes must be at least 1, but 0 came"),
+        ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes must be at least 1, got 0"),
         ({"hidden_layer_sizes": "big"}, TypeError, "hidden_layer_sizes must be an int"),
         ({"activation": "step"}, ValueError, "activation must be one of"),
         ({"method": "adam"}, ValueError, "method must be one of"),
@@ -468,7 +468,7 @@ def test_bad_calls(fitted, diabetes):
         BayesianMLPRegressor(**FIXED).fit(x, y, sample_weight=np.zeros(300))
     with pytest.raises(ValueError, match="y must have the shape"):
         fitted.log_likelihood(x, y[:5])
-    with pytest.raises(TypeError, match="an iterator came"):
+    with pytest.raises(TypeError, match="sequence of ints, got an iterator"):
         BayesianMLPRegressor(**{**FIXED, "hidden_layer_sizes": iter([3])}).fit(x, y)
     with pytest.raises(ValueError, match="at least two classes"):
         BayesianMLPClassifier(**FIXED).fit(x, np.ones(300, int))
