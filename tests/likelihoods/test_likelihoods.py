@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 
 import eigenoise as en
 from eigenoise.distributions.mixtures import BernoulliMixture, CategoricalMixture, GaussianMixture
-from eigenoise.likelihoods import Likelihood
+from eigenoise.likelihoods import Likelihood, as_likelihood
 from seeded import generator, randn
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64 against closed forms, autograd and quadrature
@@ -381,7 +381,7 @@ def test_elbo_gradient_is_autograds(stack: int | None, d: int) -> None:
     f, y = randn(*lead, d), randn(*lead, d, seed=1)
     wanted = gradient(likelihood, residual(f, y), d)
     likelihood.observe(f, y)
-    likelihood._residual.blend_into(likelihood.residual, 1.0)
+    likelihood._pending.blend_into(likelihood.residual, 1.0)
     close(likelihood._elbo_gradient(N), wanted, rtol=1e-8, atol=1e-8)
 
 
@@ -604,7 +604,7 @@ def test_a_likelihood_without_state_takes_none(kind: str) -> None:
     likelihood = make(kind)
     assert likelihood.state_dict() == {}
     likelihood.load_state_dict({})
-    with pytest.raises(ValueError, match=r"has no state, but the state holds \['a'\]"):
+    with pytest.raises(ValueError, match=r"has no state, got one that holds \['a'\]"):
         likelihood.load_state_dict({"a": torch.ones(())})
 
 
@@ -685,9 +685,7 @@ def test_a_heteroscedastic_output_must_be_even(width: int) -> None:
 def test_classes_out_of_range_are_refused(bad: int) -> None:
     y = torch.tensor([0, 1, 2, bad])
     low, high = min(0, bad), max(2, bad)
-    with pytest.raises(
-        ValueError, match=f"classes from 0 to 2, as the model has 3 outputs, got {low} to {high}"
-    ):
+    with pytest.raises(ValueError, match=f"classes from 0 to 2, as the model has 3 outputs, got {low} to {high}"):
         make("categorical").nll(output("categorical", B), y)
 
 
@@ -725,6 +723,60 @@ def test_yes_or_no_must_be_one_or_zero(bad: float) -> None:
 def test_the_output_of_a_stack_must_show_the_members(kind: str, lead: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"output must have the shape \(\.\.\., 2, b, d\) with stack=2, got"):
         make(kind, STACK).nll(output(kind, *lead), target(kind, *lead))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("stack", "lead"), [(None, (0,)), (None, (3, 0)), (STACK, (STACK, 0)), (STACK, (0, STACK, B))])
+def test_an_empty_batch_is_an_error_before_anything_changes(
+    kind: str, stack: int | None, lead: tuple[int, ...]
+) -> None:
+    likelihood = make(kind, stack)
+    before = {name: t.clone() for name, t in likelihood.state_dict().items()}
+    seen: list[tuple[Any, ...]] = []
+    f = output(kind, *lead).requires_grad_()
+    with (
+        likelihood.observed_by(lambda *what: seen.append(what)),
+        pytest.raises(ValueError, match="the batch is empty: the model's output has the shape"),
+    ):
+        likelihood.nll(f, target(kind, *lead))
+    likelihood.update(N)
+    assert seen == []
+    assert all(torch.equal(t, before[name]) for name, t in likelihood.state_dict().items())
+
+
+# Choice by name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_likelihood_is_returned_as_it_is(kind: str) -> None:
+    likelihood = make(kind)
+    assert as_likelihood(likelihood) is likelihood
+
+
+def test_a_task_names_a_new_likelihood() -> None:
+    first, second = as_likelihood("regression"), as_likelihood("regression")
+    assert type(first) is en.GaussianLikelihood
+    assert first is not second
+    assert first.config() == en.GaussianLikelihood().config()
+    assert type(as_likelihood("classification")) is en.CategoricalLikelihood
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "got"),
+    [
+        ("Regression", ValueError, "'Regression'"),
+        ("", ValueError, "''"),
+        (None, TypeError, "NoneType"),
+        (1, TypeError, "int"),
+        (torch.nn.MSELoss(), TypeError, "MSELoss"),
+        (en.GaussianLikelihood, TypeError, "<class 'eigenoise.likelihoods.gaussian.GaussianLikelihood'>"),
+        (["regression"], TypeError, "list"),
+    ],
+)
+def test_anything_else_is_no_likelihood(wrong: Any, error: type[Exception], got: str) -> None:
+    message = r"^likelihood must be one of eigenoise's likelihoods, such as .*'regression' or 'classification', got "
+    with pytest.raises(error, match=message + re.escape(got) + "$"):
+        as_likelihood(wrong)
 
 
 # Observers
