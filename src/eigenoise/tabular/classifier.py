@@ -53,12 +53,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable label of each row, ``(N,)``."""
-        return self.classes_[self.predict_proba(X).argmax(-1)]
+        index = self.predict_proba(X).argmax(-1)
+        return self.classes_[index]
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Sample labels ``(N, n_samples)`` from the predictive distribution."""
         checks.integer("n_samples", n_samples)
-        return self.classes_[self.predictive(X).sample((n_samples,), as_generator(random_state)).numpy().T]
+        index = self.predictive(X).sample((n_samples,), as_generator(random_state))
+        return self.classes_[index.numpy().T]
 
     def log_likelihood(self, X: Any, y: Any) -> float:
         """Return the mean log-probability of labels ``y (N,)``; −∞ if one of them is unknown."""
