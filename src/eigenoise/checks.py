@@ -34,12 +34,7 @@ def number(name: str, value: Any, *, low: float = 0.0, open_low: bool = False, h
 
 
 def fraction(name: str, value: Any) -> float:
-    """Check that ``value`` is a number strictly between 0 and 1.
-
-    Raises:
-        TypeError: if ``value`` is not a real number.
-        ValueError: if it is outside the interval.
-    """
+    """Check that ``value`` is a number strictly between 0 and 1; raises as ``number`` does."""
     if number(name, value, open_low=True) >= 1:
         raise ValueError(f"{name} must be less than 1, got {value!r}")
     return float(value)

@@ -24,17 +24,12 @@ def ridge() -> Any:
     return make_pipeline(StandardScaler(), RidgeCV(alphas=RIDGE_ALPHAS))
 
 
-def logistic() -> Any:
-    """Return a logistic regression."""
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
-
-
 REGRESSORS: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {"ridge": ridge, "gradient boosting": lambda: HistGradientBoostingRegressor(random_state=0)}
 )
 CLASSIFIERS: Mapping[str, Callable[[], Any]] = MappingProxyType(
     {
-        "logistic regression": logistic,
+        "logistic regression": lambda: make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)),
         "gradient boosting": lambda: HistGradientBoostingClassifier(random_state=0, early_stopping=False),
     }
 )

@@ -103,7 +103,7 @@ class BayesianMLP(BaseEstimator):
 
     def _fit(self, rows: Rows, outputs: int) -> None:
         """Select on validation rows what is not given, then train ``members`` networks on all rows."""
-        hidden, members = self.check_arguments(), int(self.members)
+        hidden = self.check_arguments()
         config = TrainingConfig(
             self.activation,
             self.method,
@@ -120,29 +120,21 @@ class BayesianMLP(BaseEstimator):
         rows = dataclasses.replace(rows, x=scale.standardise(rows.x))
         with show_progress(self.verbose) as progress, limit_threads(max(rows.x.shape[1], *hidden, outputs)):
             selection = self.selection_ if warm else self._select(config, hidden, rows, progress)
-            stack = Stack(config, rows, torch.arange(len(rows)).expand(members, -1), selection.candidate)
+            stack = Stack(config, rows, torch.arange(len(rows)).expand(int(self.members), -1), selection.candidate)
             if warm:
                 stack.load_means(self.posterior_.mean)
             for epoch in stack.epochs(selection.epochs):
                 progress("all rows", epoch / selection.epochs)
-        optimizer = stack.optimizer
-        eigenvalues = spectra(optimizer) if isinstance(optimizer, NaturalGradient) else {}
-        self.set_fitted(config, scale, selection, stack.model, optimizer.posterior, members, eigenvalues)
-        optimizer.close()
+        self.set_fitted(config, scale, selection, stack.model, stack.optimizer.posterior)
+        self.spectra_ = spectra(stack.optimizer) if isinstance(stack.optimizer, NaturalGradient) else {}
+        stack.optimizer.close()
 
     def set_fitted(
-        self,
-        config: TrainingConfig,
-        scale: Scale,
-        selection: Selection,
-        model: nn.Module,
-        posterior: Posterior,
-        members: int,
-        layer_spectra: dict[str, Any],
+        self, config: TrainingConfig, scale: Scale, selection: Selection, model: nn.Module, posterior: Posterior
     ) -> None:
-        """Set the attributes of a fitted estimator, after ``fit`` or from a file."""
-        self.config_, self.x_scale_, self.selection_, self.model_ = config, scale, selection, model
-        self.posterior_, self.members_, self.spectra_ = posterior, members, layer_spectra
+        """Set the attributes of a fitted estimator that do not depend on the targets, after ``fit`` or from a file."""
+        self.config_, self.x_scale_, self.selection_ = config, scale, selection
+        self.model_, self.posterior_, self.members_ = model, posterior, len(next(iter(posterior.mean.values())))
         self.hidden_layer_sizes_ = selection.candidate.hidden
         self.kl_weight_, self.prior_var_ = selection.candidate.kl_weight, selection.candidate.prior_var
         self.n_iter_, self.validation_log_likelihood_ = selection.epochs, selection.log_likelihood
@@ -158,7 +150,7 @@ class BayesianMLP(BaseEstimator):
         if len(rows) < MIN_ROWS_FOR_VALIDATION or not (len(options) > 1 or self.early_stopping):
             return Selection(options[0], max_epochs, *uncalibrated(config.outputs))
         fraction = float(self.validation_fraction)
-        cross_validate = len(rows) <= MAX_ROWS_FOR_CROSS_VALIDATION
+        splits = math.floor(1 / fraction + 1e-9) if len(rows) <= MAX_ROWS_FOR_CROSS_VALIDATION else 1
         return select(
             config,
             rows,
@@ -166,7 +158,7 @@ class BayesianMLP(BaseEstimator):
             max_epochs=max_epochs,
             patience=int(self.patience) if self.early_stopping else None,
             fraction=fraction,
-            splits=max(1, math.floor(1 / fraction + 1e-9)) if cross_validate else 1,
+            splits=max(1, splits),
             members=int(self.members),
             progress=progress,
         )

@@ -26,17 +26,9 @@ MIN_ROWS = 20
 MIN_PROBABILITY = 1e-12  # of a label in the log-likelihood, so that one label does not make the mean infinite
 
 Scores = dict[str, dict[str, float]]  # by method and metric
-REGRESSION_METRICS = {  # title and format
-    "rmse": ("error (RMSE)", ".4g"),
-    "ll": ("log-likelihood", ".4f"),
-    "in50": ("in the 50 % interval", ".0%"),
-    "in90": ("in the 90 %", ".0%"),
-}
-CLASSIFICATION_METRICS = {
-    "accuracy": ("accuracy", ".1%"),
-    "ll": ("log-likelihood", ".4f"),
-    "ece": ("calibration error", ".1%"),
-}
+TITLES = {"rmse": "error (RMSE)", "accuracy": "accuracy", "ll": "log-likelihood", "ece": "calibration error"}
+TITLES |= {"in50": "in the 50 % interval", "in90": "in the 90 %"}
+FORMATS = {"rmse": ".4g", "accuracy": ".1%", "ll": ".4f", "ece": ".1%", "in50": ".0%", "in90": ".0%"}
 
 
 @dataclass(frozen=True)
@@ -76,21 +68,18 @@ class Learned:
             model = cls(estimator, schema, notes["scores"], (int(train), int(test)), notes["details"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is a model, but not of a table: {error}") from error
-        if schema.num_inputs != estimator.n_features_in_:
-            counts = f"{schema.num_inputs} inputs, its networks have {estimator.n_features_in_}"
-            raise ValueError(f"{path} is damaged: its columns make {counts}")
+        width = estimator.n_features_in_
+        if schema.num_inputs != width:
+            raise ValueError(f"{path} is damaged: expected columns that make {width} inputs, got {schema.num_inputs}")
         return model
 
     def grid(self) -> Grid:
         """Return the scores as a table."""
-        columns = REGRESSION_METRICS if self.schema.task == "regression" else CLASSIFICATION_METRICS
-        rows = [
-            [name, *(f"{scores[metric]:{form}}" for metric, (_, form) in columns.items())]
-            for name, scores in self.scores.items()
-        ]
+        columns = ("rmse", "ll", "in50", "in90") if self.schema.task == "regression" else ("accuracy", "ll", "ece")
+        rows = [[name, *(f"{scores[m]:{FORMATS[m]}}" for m in columns)] for name, scores in self.scores.items()]
         best = int(np.argmax([scores["ll"] for scores in self.scores.values()]))
-        header = ["", *(title for title, _ in columns.values())]
-        return Grid(f"{self.rows[1]:,} test rows", header, rows, frozenset({(best, 2)}))
+        header = ["", *(TITLES[metric] for metric in columns)]
+        return Grid(f"{self.rows[1]:,} test rows", header, rows, frozenset({(best, 1 + columns.index("ll"))}))
 
 
 def learn(
@@ -170,11 +159,9 @@ def _regress(
     scores = {name: regression_scores(model, x_test, y_test) for name, model in models.items()}
     plotted = x_test[:MAX_PLOTTED_ROWS]
     predictive, (low, high) = estimator.predictive(plotted), estimator.predict_interval(plotted, 0.9)
-    points = {"true": y_test[:MAX_PLOTTED_ROWS].tolist(), "mean": predictive.mean.flatten().tolist()}
-    points |= {"lower": low.tolist(), "upper": high.tolist()}
-    points |= {"noise": predictive.noise_stddev.flatten().tolist()}
-    points |= {"weights": predictive.weights_stddev.flatten().tolist()}
-    return estimator, scores, {"points": points}
+    points: dict[str, Any] = {"true": y_test[:MAX_PLOTTED_ROWS], "mean": predictive.mean, "lower": low, "upper": high}
+    points |= {"noise": predictive.noise_stddev, "weights": predictive.weights_stddev}
+    return estimator, scores, {"points": {name: values.flatten().tolist() for name, values in points.items()}}
 
 
 def _classify(
@@ -182,7 +169,7 @@ def _classify(
 ) -> tuple[BayesianMLPClassifier, Scores, dict[str, Any]]:
     estimator = BayesianMLPClassifier(**options).fit(x, y)
     models = {"eigenoise": estimator, **{name: make().fit(x, y) for name, make in CLASSIFIERS.items()}}
-    scores, reliability = {}, {}
+    scores, details = {}, {}
     for name, model in models.items():
         probs = model.predict_proba(x_test)
         onehot = y_test[:, None] == np.asarray(model.classes_)
@@ -191,8 +178,8 @@ def _classify(
         log_likelihood = np.log(np.maximum(MIN_PROBABILITY, (probs * onehot).sum(1))).mean()
         accuracy = (known & (probs.argmax(1) == label)).mean()
         scores[name] = {"accuracy": float(accuracy), "ll": float(log_likelihood), "ece": float(bins.error)}
-        reliability[name] = bins.to_json()
-    return estimator, scores, {"reliability": reliability["eigenoise"]}
+        details[name] = {"reliability": bins.to_json()}
+    return estimator, scores, details["eigenoise"]
 
 
 def predict(learned: Learned, frame: pd.DataFrame, coverage: float = 0.9) -> pd.DataFrame:

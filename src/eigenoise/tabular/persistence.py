@@ -87,8 +87,8 @@ def load(path: str | os.PathLike) -> tuple[Estimator, Any]:
         _check_sizes([inputs, *hidden, config.outputs], members, posterior)
         model = config.model(inputs, hidden, members)
         posterior.load_into(model)
-        estimator.set_fitted(config, x_scale, selection, model, posterior, members, content["spectra"])
-        estimator.n_features_in_ = inputs
+        estimator.set_fitted(config, x_scale, selection, model, posterior)
+        estimator.n_features_in_, estimator.spectra_ = inputs, content["spectra"]
         if content["columns"] is not None:
             estimator.feature_names_in_ = np.array(content["columns"], dtype=object)
         if isinstance(estimator, BayesianMLPRegressor):
