@@ -85,7 +85,7 @@ class Likelihood(ABC):
         """Record the statistics of a training batch."""
 
     def update(self, num_data: int, samples: int = 1) -> None:  # noqa: B027
-        """Update the posterior from the batches recorded since the last call, ``samples`` times each example."""
+        """Update the posterior from the batches recorded since the last call, with ``samples`` weight samples each."""
 
     def discard(self) -> None:  # noqa: B027
         """Discard the batches recorded since the last ``update``."""

@@ -156,7 +156,7 @@ class GaussianLikelihood(Likelihood):
         return loss, lambda: self._record(detached, output)
 
     def update(self, num_data: int, samples: int = 1) -> None:
-        """Update q(τ) from the recorded residuals, ``samples`` times each example."""
+        """Update q(τ) from the recorded residuals, of ``samples`` weight samples for each example."""
         if self._pending.total is None:
             return
         self.steps += 1
