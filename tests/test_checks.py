@@ -48,18 +48,18 @@ def test_the_high_end_is_closed() -> None:
     assert checks.number("x", 1, high=1.0) == 1
     with pytest.raises(ValueError, match=r"x must be a finite number at least 0 and at most 1, got 1\.5$"):
         checks.number("x", 1.5, high=1.0)
-    with pytest.raises(ValueError, match="greater than 0 and at most 1, got 2$"):
+    with pytest.raises(ValueError, match=r"greater than 0 and at most 1, got 2$"):
         checks.number("x", 2, open_low=True, high=1.0)
 
 
 def test_negative_bounds() -> None:
     assert checks.number("x", -3, low=-3.0) == -3
-    with pytest.raises(ValueError, match="at least -3, got -4$"):
+    with pytest.raises(ValueError, match=r"at least -3, got -4$"):
         checks.number("x", -4, low=-3.0)
 
 
 def test_infinity_is_no_number_even_without_a_bound() -> None:
-    with pytest.raises(ValueError, match="got inf$"):
+    with pytest.raises(ValueError, match=r"got inf$"):
         checks.number("x", INF, low=-INF)
 
 
@@ -78,7 +78,7 @@ def test_a_fraction_is_strictly_between_0_and_1(value: float) -> None:
 
 
 def test_a_fraction_is_a_number() -> None:
-    with pytest.raises(TypeError, match="q must be a number, got str: '0.5'"):
+    with pytest.raises(TypeError, match=r"q must be a number, got str: '0\.5'"):
         checks.fraction("q", "0.5")
 
 
