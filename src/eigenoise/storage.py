@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete."""
+"""Atomic file writes: a file appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def folder(path: str | os.PathLike) -> Path:
-    """A folder that exists, made if need be, and that can be written to: found out before work is done, not after.
+    """Create a folder if needed and check that it is writable, before any work is done.
 
     Raises:
-        OSError: if it cannot, saying where to write instead.
+        OSError: if it is not writable.
     """
     path = Path(path)
     try:
@@ -30,51 +30,51 @@ def folder(path: str | os.PathLike) -> Path:
 
 
 def write(path: str | os.PathLike, fill: Callable[[str], None], older: Path | None = None) -> None:
-    """Let ``fill`` write a temporary file beside ``path``, then put it in its place; an old file stays until then.
+    """Write a temporary file beside ``path``, then move it into place; an existing file remains until then.
 
     Args:
-        path: of the file.
-        fill: writes what it is to hold to the path it is given.
-        older: where an old file is moved to; by default it is replaced.
+        path: the file to write.
+        fill: a function that writes the content to the path it is given.
+        older: where to move an existing file; by default it is replaced.
     """
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
     os.close(handle)
     try:
         fill(temporary)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private, a user's are as the umask says
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private
         _sync(temporary, os.O_RDWR)
         if older is not None and path.exists():
             os.replace(path, older)
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):  # it may be in its place already
+        with contextlib.suppress(FileNotFoundError):  # it may have been moved into place
             os.unlink(temporary)
         raise
-    if os.name == "posix":  # elsewhere a folder cannot be opened
+    if os.name == "posix":  # Windows cannot open folders
         _sync(path.parent or ".", os.O_RDONLY)
 
 
 def sweep(path: str | os.PathLike) -> None:
-    """Remove what a process that was killed while writing ``path`` left beside it."""
+    """Remove the temporary files that killed processes left beside ``path``."""
     path = Path(path)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}"):
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}"):
         with contextlib.suppress(FileNotFoundError):
-            left.unlink()
+            temporary.unlink()
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
-    """``content`` as readable JSON; NaN and infinities are refused."""
+    """Write ``content`` as indented JSON; NaN and infinities raise ValueError."""
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """A file of text."""
+    """Write a text file in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | os.PathLike, *parts: bytes | memoryview, older: Path | None = None) -> None:
-    """A file of bytes, which may come in parts."""
+    """Write the concatenated ``parts``."""
 
     def fill(temporary: str) -> None:
         with open(temporary, "wb") as file:
@@ -84,7 +84,7 @@ def write_bytes(path: str | os.PathLike, *parts: bytes | memoryview, older: Path
 
 
 def _sync(path: str | os.PathLike, mode: int) -> None:
-    """Have a file's content, or a folder's names, on the disk and not only on its way there."""
+    """Flush a file's content, or a folder's entries, to the disk."""
     handle = os.open(path, mode)
     try:
         os.fsync(handle)

@@ -226,7 +226,7 @@ def test_quantiles_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     q = make(GaussianMixture, 2, B)
     whole = q.quantile(0.2)
     for size in (1, K, 3 * K + 1):
-        monkeypatch.setattr(mixtures, "CHUNK", size)
+        monkeypatch.setattr(mixtures, "MAX_ELEMENTS_PER_CHUNK", size)
         assert torch.equal(q.quantile(0.2), whole)
 
 

@@ -187,7 +187,7 @@ def test_a_convolution_of_one_tap_keeps_its_bias_apart():
 
 
 def test_the_name_of_a_basis_is_checked():
-    with pytest.raises(ValueError, match="conv_basis must be one of 'full', 'factored', but 'taps' came"):
+    with pytest.raises(ValueError, match="conv_basis must be one of 'full', 'factored', got 'taps'"):
         en.NoisyEKFAC(network(), num_data=90, likelihood=en.CategoricalLikelihood(), conv_basis="taps")
     with pytest.raises(TypeError, match="conv_basis"):
         en.NoisyAdam(network(), num_data=90, likelihood=en.CategoricalLikelihood(), conv_basis="factored")

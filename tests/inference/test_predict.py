@@ -388,12 +388,12 @@ def test_one_example_without_a_batch_axis_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"samples": 0}, ValueError, "samples must be at least 1, but 0 came"),
-        ({"samples": -1}, ValueError, "samples must be at least 1, but -1 came"),
-        ({"samples": 2.0}, TypeError, "samples must be an int, but a float came"),
-        ({"samples": True}, TypeError, "samples must be an int, but a bool came"),
-        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, but 0 came"),
-        ({"chunk_size": None}, TypeError, "chunk_size must be an int, but a NoneType came"),
+        ({"samples": 0}, ValueError, "samples must be at least 1, got 0"),
+        ({"samples": -1}, ValueError, "samples must be at least 1, got -1"),
+        ({"samples": 2.0}, TypeError, "samples must be an int, got float"),
+        ({"samples": True}, TypeError, "samples must be an int, got bool"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1, got 0"),
+        ({"chunk_size": None}, TypeError, "chunk_size must be an int, got NoneType"),
     ],
 )
 def test_wrong_numbers(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 
 import eigenoise as en
 from eigenoise.distributions.mixtures import BernoulliMixture, CategoricalMixture, GaussianMixture
-from eigenoise.likelihoods import Likelihood
+from eigenoise.likelihoods import Likelihood, as_likelihood
 from seeded import generator, randn
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64 against closed forms, autograd and quadrature
@@ -381,7 +381,7 @@ def test_elbo_gradient_is_autograds(stack: int | None, d: int) -> None:
     f, y = randn(*lead, d), randn(*lead, d, seed=1)
     wanted = gradient(likelihood, residual(f, y), d)
     likelihood.observe(f, y)
-    likelihood._residual.blend_into(likelihood.residual, 1.0)
+    likelihood._pending.blend_into(likelihood.residual, 1.0)
     close(likelihood._elbo_gradient(N), wanted, rtol=1e-8, atol=1e-8)
 
 
@@ -594,7 +594,7 @@ def test_a_state_of_another_stack_is_refused_before_anything_changes(name: str) 
     likelihood = make("gamma")
     before = {k: v.clone() for k, v in likelihood.state_dict().items()}
     state = {**{k: v + 1 for k, v in before.items()}, name: torch.ones(STACK, dtype=torch.float64)}
-    with pytest.raises(ValueError, match=rf"{name} must have the shape \(\), but \(2,\) came"):
+    with pytest.raises(ValueError, match=rf"{name} must have the shape \(\), got \(2,\)"):
         likelihood.load_state_dict(state)
     assert all(torch.equal(v, before[k]) for k, v in likelihood.state_dict().items())
 
@@ -604,7 +604,7 @@ def test_a_likelihood_without_state_takes_none(kind: str) -> None:
     likelihood = make(kind)
     assert likelihood.state_dict() == {}
     likelihood.load_state_dict({})
-    with pytest.raises(ValueError, match=r"has no state, but the state holds \['a'\]"):
+    with pytest.raises(ValueError, match=r"has no state, got one that holds \['a'\]"):
         likelihood.load_state_dict({"a": torch.ones(())})
 
 
@@ -614,19 +614,19 @@ def test_a_likelihood_without_state_takes_none(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"precision": 0}, ValueError, "precision must be .* greater than 0, but 0 came"),
+        ({"precision": 0}, ValueError, "precision must be .* greater than 0, got 0"),
         ({"precision": -1.0}, ValueError, "precision"),
         ({"precision": math.nan}, ValueError, "precision"),
-        ({"precision": True}, TypeError, "precision must be a number, but a bool"),
-        ({"precision": "1"}, TypeError, "precision must be a number, but a str"),
+        ({"precision": True}, TypeError, "precision must be a number, got bool"),
+        ({"precision": "1"}, TypeError, "precision must be a number, got str"),
         ({"prior": (1.0,)}, ValueError, "prior must be the pair"),
         ({"prior": (1.0, 1.0, 1.0)}, ValueError, "prior must be the pair"),
         ({"prior": (0.0, 1.0)}, ValueError, r"prior\[0\] must be"),
         ({"prior": (1.0, math.inf)}, ValueError, r"prior\[1\] must be"),
-        ({"update": "sgd"}, ValueError, "update must be one of 'closed-form', 'adam', but 'sgd' came"),
+        ({"update": "sgd"}, ValueError, "update must be one of 'closed-form', 'adam', got 'sgd'"),
         ({"lr": 0.0}, ValueError, "lr must be"),
-        ({"stack": 0}, ValueError, "stack must be at least 1, but 0 came"),
-        ({"stack": 2.0}, TypeError, "stack must be an int, but a float"),
+        ({"stack": 0}, ValueError, "stack must be at least 1, got 0"),
+        ({"stack": 2.0}, TypeError, "stack must be an int, got float"),
     ],
 )
 def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -638,7 +638,7 @@ def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exceptio
 def test_targets_without_their_last_axis_get_the_remedy(kind: str) -> None:
     f = output(kind, B)[..., : WIDTHS.get(kind, 2) // 2]
     y = torch.ones(B, dtype=torch.float64)
-    message = f"y must have the shape ({B}, 1), but ({B},) came; use y.unsqueeze(-1)"
+    message = f"y must have the shape ({B}, 1), got ({B},); use y.unsqueeze(-1)"
     with pytest.raises(ValueError, match=re.escape(message)):
         make(kind).nll(f, y)
 
@@ -646,7 +646,7 @@ def test_targets_without_their_last_axis_get_the_remedy(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gamma", "bernoulli", "heteroscedastic"])
 @pytest.mark.parametrize("shape", [(B, 1), (B, 3), (B + 1, 2), (1, 2), (2,), (1, B, 2)])
 def test_targets_of_another_shape_are_refused_and_never_broadcast(kind: str, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B}, 2), but {shape} came")):
+    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B}, 2), got {shape}")):
         make(kind).nll(output(kind, B), torch.ones(shape, dtype=torch.float64))
 
 
@@ -655,7 +655,7 @@ def test_targets_must_be_floating(kind: str) -> None:
     f = output(kind, B)
     with pytest.raises(TypeError, match=r"y must be a floating-point tensor.*torch\.int64; use y\.float"):
         make(kind).nll(f, torch.ones(B, 2, dtype=torch.long))
-    with pytest.raises(TypeError, match="y must be a tensor, but a list came"):
+    with pytest.raises(TypeError, match="y must be a tensor, got list"):
         make(kind).nll(f, [[0.0, 1.0]] * B)
 
 
@@ -663,7 +663,7 @@ def test_targets_must_be_floating(kind: str) -> None:
 def test_outputs_must_be_floating(kind: str) -> None:
     with pytest.raises(TypeError, match="the model's output must be a floating-point tensor"):
         make(kind).nll(output(kind, B).long(), target(kind, B))
-    with pytest.raises(TypeError, match="the model's output must be a tensor, but a tuple came"):
+    with pytest.raises(TypeError, match="the model's output must be a tensor, got tuple"):
         make(kind).nll((output(kind, B),), target(kind, B))
 
 
@@ -677,7 +677,7 @@ def test_an_output_without_a_batch_axis_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_heteroscedastic_output_must_be_even(width: int) -> None:
-    with pytest.raises(ValueError, match=f"means and d log-variances, an even number, but its size is {width}"):
+    with pytest.raises(ValueError, match=f"means and d log-variances, an even number, got {width}"):
         make("heteroscedastic").nll(randn(B, width), randn(B, 1))
 
 
@@ -685,9 +685,7 @@ def test_a_heteroscedastic_output_must_be_even(width: int) -> None:
 def test_classes_out_of_range_are_refused(bad: int) -> None:
     y = torch.tensor([0, 1, 2, bad])
     low, high = min(0, bad), max(2, bad)
-    with pytest.raises(
-        ValueError, match=f"classes from 0 to 2, as the model has 3 outputs, but it holds {low} to {high}"
-    ):
+    with pytest.raises(ValueError, match=f"classes from 0 to 2, as the model has 3 outputs, got {low} to {high}"):
         make("categorical").nll(output("categorical", B), y)
 
 
@@ -695,13 +693,13 @@ def test_classes_out_of_range_are_refused(bad: int) -> None:
     "y", [torch.zeros(B), torch.zeros(B, 3), torch.zeros(B, dtype=torch.bool), [0, 1, 2, 0], np.zeros(B, dtype=int)]
 )
 def test_classes_must_be_whole_numbers_in_a_tensor(y: Any) -> None:
-    with pytest.raises(TypeError, match=r"y must be a tensor of class indices \(torch\.long\), but .* came"):
+    with pytest.raises(TypeError, match=r"y must be a tensor of class indices \(torch\.long\), got "):
         make("categorical").nll(output("categorical", B), y)
 
 
 @pytest.mark.parametrize("shape", [(B, 1), (B, 3), (B + 1,), ()])
 def test_classes_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B},), but {shape} came")):
+    with pytest.raises(ValueError, match=re.escape(f"y must have the shape ({B},), got {shape}")):
         make("categorical").nll(output("categorical", B), torch.zeros(shape, dtype=torch.long))
 
 
@@ -723,8 +721,62 @@ def test_yes_or_no_must_be_one_or_zero(bad: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lead", [(B,), (STACK + 1, B), (B, STACK)])
 def test_the_output_of_a_stack_must_show_the_members(kind: str, lead: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"output must have the shape \(\.\.\., 2, b, d\) with stack=2, but"):
+    with pytest.raises(ValueError, match=r"output must have the shape \(\.\.\., 2, b, d\) with stack=2, got"):
         make(kind, STACK).nll(output(kind, *lead), target(kind, *lead))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("stack", "lead"), [(None, (0,)), (None, (3, 0)), (STACK, (STACK, 0)), (STACK, (0, STACK, B))])
+def test_an_empty_batch_is_an_error_before_anything_changes(
+    kind: str, stack: int | None, lead: tuple[int, ...]
+) -> None:
+    likelihood = make(kind, stack)
+    before = {name: t.clone() for name, t in likelihood.state_dict().items()}
+    seen: list[tuple[Any, ...]] = []
+    f = output(kind, *lead).requires_grad_()
+    with (
+        likelihood.observed_by(lambda *what: seen.append(what)),
+        pytest.raises(ValueError, match="the batch is empty: the model's output has the shape"),
+    ):
+        likelihood.nll(f, target(kind, *lead))
+    likelihood.update(N)
+    assert seen == []
+    assert all(torch.equal(t, before[name]) for name, t in likelihood.state_dict().items())
+
+
+# Choice by name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_likelihood_is_returned_as_it_is(kind: str) -> None:
+    likelihood = make(kind)
+    assert as_likelihood(likelihood) is likelihood
+
+
+def test_a_task_names_a_new_likelihood() -> None:
+    first, second = as_likelihood("regression"), as_likelihood("regression")
+    assert type(first) is en.GaussianLikelihood
+    assert first is not second
+    assert first.config() == en.GaussianLikelihood().config()
+    assert type(as_likelihood("classification")) is en.CategoricalLikelihood
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "got"),
+    [
+        ("Regression", ValueError, "'Regression'"),
+        ("", ValueError, "''"),
+        (None, TypeError, "NoneType"),
+        (1, TypeError, "int"),
+        (torch.nn.MSELoss(), TypeError, "MSELoss"),
+        (en.GaussianLikelihood, TypeError, "<class 'eigenoise.likelihoods.gaussian.GaussianLikelihood'>"),
+        (["regression"], TypeError, "list"),
+    ],
+)
+def test_anything_else_is_no_likelihood(wrong: Any, error: type[Exception], got: str) -> None:
+    message = r"^likelihood must be one of eigenoise's likelihoods, such as .*'regression' or 'classification', got "
+    with pytest.raises(error, match=message + re.escape(got) + "$"):
+        as_likelihood(wrong)
 
 
 # Observers

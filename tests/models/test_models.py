@@ -29,7 +29,7 @@ def test_vgg16_has_the_papers_widths():
 
 
 def test_vgg_refuses_what_it_cannot_be():
-    with pytest.raises(ValueError, match="depth must be one of 11, 13, 16, 19, but 17 came"):
+    with pytest.raises(ValueError, match="depth must be one of 11, 13, 16, 19, got 17"):
         en.models.VGG(17)
     with pytest.raises(ValueError, match="width must be"):
         en.models.VGG16(width=0.0)
@@ -67,7 +67,7 @@ def test_a_resnet_trains():
 def test_a_transformer_encoder_gives_scores_for_sequences():
     model = en.models.TransformerEncoder(width=8, depth=2, heads=2, classes=3)
     assert model(torch.randn(4, 5, 8)).shape == (4, 3)
-    with pytest.raises(ValueError, match="width must be a multiple of heads, but 8 and 3 came"):
+    with pytest.raises(ValueError, match="width must be a multiple of heads, got width 8 and 3 heads"):
         en.models.TransformerEncoder(width=8, heads=3)
 
 

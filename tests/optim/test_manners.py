@@ -410,7 +410,7 @@ def test_the_model_can_be_copied_and_pickled(data, method):
 # Arguments.
 
 BAD = [
-    ({"num_data": 0}, ValueError, "num_data must be at least 1, but 0 came"),
+    ({"num_data": 0}, ValueError, "num_data must be at least 1, got 0"),
     ({"num_data": -3}, ValueError, "num_data must be at least 1"),
     ({"num_data": 10.0}, TypeError, "num_data must be an int"),
     ({"num_data": True}, TypeError, "num_data must be an int"),

@@ -285,7 +285,7 @@ def test_everything_can_be_scheduled(data):
     opt.param_groups[0]["kl_weight"] = 0.25
     assert opt.posterior["0"].covariance_matrix.trace() < trace
     opt.param_groups[0]["lr"] = -1.0
-    with pytest.raises(ValueError, match=r"lr must be a finite number at least 0, but -1\.0 came"):
+    with pytest.raises(ValueError, match=r"lr must be a finite number at least 0, got -1\.0"):
         block(opt, *data)
 
 

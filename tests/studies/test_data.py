@@ -154,7 +154,7 @@ def test_a_constant_target_is_only_centred(value: float) -> None:
         (2, [0], 0.1, "at least 3 rows, but 2 came"),
         (3, [0], 0.9, "at least 3 rows"),
         (ROWS, [0], 0.0, "test_fraction must be .* greater than 0"),
-        (ROWS, [0], 1.0, "test_fraction must be .* at most 0.99, but 1.0 came"),
+        (ROWS, [0], 1.0, "test_fraction must be .* at most 0.99, got 1.0"),
         (ROWS, [0], -0.1, "test_fraction"),
         (ROWS, [0], float("nan"), "test_fraction"),
     ],

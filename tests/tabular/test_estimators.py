@@ -21,8 +21,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from eigenoise.tabular import BayesianMLPClassifier, BayesianMLPRegressor, estimator
 from eigenoise.tabular.calibration import Calibration
-from eigenoise.tabular.network import Candidate, Choice, Stack, steadily_best, untouched
-from eigenoise.tabular.rows import Rows, Scale, one_pass, parts
+from eigenoise.tabular.model_selection import Selection, smoothed_best, uncalibrated
+from eigenoise.tabular.network import Candidate, Stack
+from eigenoise.tabular.rows import Rows, Scale, sample_epoch, validation_splits
 
 SHORT = {"hidden_layer_sizes": 10, "max_epochs": 10, "lr": 0.03, "random_state": 0}
 FIXED = {**SHORT, "kl_weight": 0.3, "prior_var": 1.0, "early_stopping": False}
@@ -58,7 +59,7 @@ def test_a_weight_is_a_number_of_equal_rows():
     x, y = random.normal(size=(20, 3)), random.normal(size=(20, 2))
     weight = np.arange(20) % 4
     again = random.permutation(np.repeat(np.arange(20), weight))
-    one, other = Rows.of(x, y, weight), Rows.of(x[again], y[again])
+    one, other = Rows.from_arrays(x, y, weight), Rows.from_arrays(x[again], y[again])
     assert len(one) == 15
     assert one.total == weight.sum()
     for a, b in ((one.x, other.x), (one.y, other.y), (one.weight, other.weight)):
@@ -66,7 +67,7 @@ def test_a_weight_is_a_number_of_equal_rows():
 
 
 def test_zeros_of_both_signs_are_one_row():
-    assert len(Rows.of(np.array([[0.0], [-0.0]]), np.array([1, 1]))) == 1
+    assert len(Rows.from_arrays(np.array([[0.0], [-0.0]]), np.array([1, 1]))) == 1
 
 
 def test_a_pass_shows_each_row_as_often_as_it_weighs():
@@ -74,7 +75,7 @@ def test_a_pass_shows_each_row_as_often_as_it_weighs():
     weight = torch.tensor([[1.0, 2.0, 0.5, 0.5], [1.0, 1.0, 1.0, 1.0]], dtype=torch.float64)
     counts = torch.zeros(2, 4)
     for _ in range(200):
-        places = one_pass(weight, generator)
+        places = sample_epoch(weight, generator)
         assert places.shape == (2, 4)
         assert sorted(places[1].tolist()) == [0, 1, 2, 3]
         for j, row in enumerate(places):
@@ -86,8 +87,8 @@ def test_a_pass_shows_each_row_as_often_as_it_weighs():
 
 def test_held_out_parts_cover_the_table_and_every_class():
     y = np.repeat([0, 1], [80, 20])
-    rows = Rows.of(np.arange(100.0)[:, None], y)
-    train, held = parts(rows, 5, 0.2, torch.Generator().manual_seed(0))
+    rows = Rows.from_arrays(np.arange(100.0)[:, None], y)
+    train, held = validation_splits(rows, 5, 0.2, torch.Generator().manual_seed(0))
     assert held.flatten().sort().values.tolist() == list(range(100))
     assert all(not set(t.tolist()) & set(h.tolist()) for t, h in zip(train, held, strict=True))
     assert rows.y[held].sum(-1).tolist() == [4, 4, 4, 4, 4]
@@ -95,7 +96,7 @@ def test_held_out_parts_cover_the_table_and_every_class():
 
 def test_scale_leaves_constant_columns_in_their_unit():
     x = torch.tensor([[1.0, 0.1], [3.0, 0.1]], dtype=torch.float64)
-    scale = Scale.of(x, torch.tensor([1.0, 3.0], dtype=torch.float64))
+    scale = Scale.fit(x, torch.tensor([1.0, 3.0], dtype=torch.float64))
     torch.testing.assert_close(scale.mean, torch.tensor([2.5, 0.1], dtype=torch.float64))
     torch.testing.assert_close(scale.std, torch.tensor([0.75**0.5, 1.0], dtype=torch.float64))
     torch.testing.assert_close(scale.restore(scale.standardise(x)), x)
@@ -191,10 +192,12 @@ def test_what_is_given_is_not_chosen(diabetes):
 def test_the_next_pair_must_be_clearly_better():
     def gains(each, weight):
         each = torch.tensor(each)
-        other = Choice(Candidate((), 1.0, 1.0), 5, *untouched(1), 0.0, torch.zeros_like(each), torch.tensor(weight))
-        return Choice(Candidate((5,), 1.0, 0.1), 5, *untouched(1), 0.0, each, torch.tensor(weight)).clearly_better_than(
-            other
+        other = Selection(
+            Candidate((), 1.0, 1.0), 5, *uncalibrated(1), 0.0, torch.zeros_like(each), torch.tensor(weight)
         )
+        return Selection(
+            Candidate((5,), 1.0, 0.1), 5, *uncalibrated(1), 0.0, each, torch.tensor(weight)
+        ).significantly_better_than(other)
 
     unclear = [1.0] * 50 + [-0.9] * 50  # 0.05 in the mean, 0.095 its standard error
     assert not gains(unclear, [1.0] * 100)
@@ -243,7 +246,7 @@ def test_few_rows_make_intervals_that_are_wide_enough(rows):
     inside = []
     for _ in range(400):
         below = torch.rand(rows, generator=random, dtype=torch.float64)  # what is right for a perfect prediction
-        found = Calibration.of([below], torch.ones(rows, dtype=torch.float64))
+        found = Calibration.fit([below], torch.ones(rows, dtype=torch.float64))
         inside.append(found.quantile(0.95, 0) - found.quantile(0.05, 0))
     assert 0.88 < sum(inside) / 400 < 0.93
 
@@ -252,15 +255,15 @@ def test_intervals_are_as_wide_as_held_out_rows_ask_for():
     random = torch.Generator().manual_seed(0)
     truth = torch.randn(4000, generator=random, dtype=torch.float64)
     below = torch.special.ndtr(truth / 2)  # a distribution that claims twice the spread
-    half = Calibration.of([below, torch.special.ndtr(truth)], torch.ones(4000, dtype=torch.float64))
+    half = Calibration.fit([below, torch.special.ndtr(truth)], torch.ones(4000, dtype=torch.float64))
     for q in (0.05, 0.25, 0.5, 0.75, 0.95):
         wanted = torch.special.ndtr(torch.special.ndtri(torch.tensor(q, dtype=torch.float64)) / 2)
         assert half.quantile(q, 0) == pytest.approx(float(wanted), abs=0.02)
         assert half.quantile(q, 1) == pytest.approx(q, abs=0.02)
-        assert Calibration.none(1).quantile(q, 0) == pytest.approx(q)
+        assert Calibration.identity(1).quantile(q, 0) == pytest.approx(q)
     assert half.quantile(1e-12, 0) > 0
-    few = Calibration.of([torch.tensor([0.5, 0.9])], torch.tensor([3.0, 1.0], dtype=torch.float64))
-    many = Calibration.of([torch.tensor([0.5, 0.5, 0.5, 0.9])], torch.ones(4, dtype=torch.float64))
+    few = Calibration.fit([torch.tensor([0.5, 0.9])], torch.tensor([3.0, 1.0], dtype=torch.float64))
+    many = Calibration.fit([torch.tensor([0.5, 0.5, 0.5, 0.9])], torch.ones(4, dtype=torch.float64))
     assert few.quantile(0.99, 0) == pytest.approx(many.quantile(0.99, 0))  # a weight counts observations
     assert bool((half.levels.diff() >= 0).all())
 
@@ -286,7 +289,7 @@ def test_a_single_division_is_tried_with_the_whole_ensemble(diabetes, kind, monk
     sizes = []
     init = Stack.__init__
     monkeypatch.setattr(Stack, "__init__", lambda self, *a: (init(self, *a), sizes.append(tuple(self.index.shape)))[0])
-    monkeypatch.setattr(estimator, "FEW", 100)
+    monkeypatch.setattr(estimator, "MAX_ROWS_FOR_CROSS_VALIDATION", 100)
     one = kind(**SHORT, kl_weight=1.0, prior_var=1.0, members=3).fit(x, y if kind is BayesianMLPRegressor else y > 140)
     assert sizes == [(3, 240), (3, 300)]
     assert np.isfinite(one.validation_log_likelihood_)
@@ -296,10 +299,10 @@ def test_small_networks_train_with_one_thread_and_leave_the_number_as_it_was(dia
     x, y, *_ = diabetes
     torch.set_num_threads(2)
     used = []
-    passes = Stack.passes
-    monkeypatch.setattr(Stack, "passes", lambda self, n: (used.append(torch.get_num_threads()), passes(self, n))[1])
+    epochs = Stack.epochs
+    monkeypatch.setattr(Stack, "epochs", lambda self, n: (used.append(torch.get_num_threads()), epochs(self, n))[1])
     BayesianMLPRegressor(**FIXED).fit(x, y)
-    monkeypatch.setattr(estimator, "SMALL", 5)
+    monkeypatch.setattr(estimator, "MAX_SINGLE_THREAD_WIDTH", 5)
     BayesianMLPRegressor(**FIXED).fit(x, y)
     assert used == [1, 2]
     assert torch.get_num_threads() == 2
@@ -307,12 +310,12 @@ def test_small_networks_train_with_one_thread_and_leave_the_number_as_it_was(dia
 
 def test_no_lucky_look_decides():
     def look(epoch, value):
-        return Choice(Candidate((), 1.0, 1.0), epoch, *untouched(1), value)
+        return Selection(Candidate((), 1.0, 1.0), epoch, *uncalibrated(1), value)
 
     values = [0.0, 9.0, 0.0, 5.0, 5.0, 5.0, 4.0]
-    assert steadily_best([look(i, value) for i, value in enumerate(values)]).epochs == 4
-    assert steadily_best([look(0, float("nan")), look(1, -3.0), look(2, -3.0)]).epochs == 2
-    assert steadily_best([look(0, float("nan"))]).epochs == 0
+    assert smoothed_best([look(i, value) for i, value in enumerate(values)]).epochs == 4
+    assert smoothed_best([look(0, float("nan")), look(1, -3.0), look(2, -3.0)]).epochs == 2
+    assert smoothed_best([look(0, float("nan"))]).epochs == 0
 
 
 def test_without_early_stopping_all_passes_are_made(diabetes):
@@ -372,16 +375,16 @@ def test_a_warm_start_goes_on(diabetes):
     scale = one.x_scale_
     assert one.fit(x[:200], y[:200]).x_scale_ is scale
     assert one.log_likelihood(x, y) > first
-    with pytest.raises(ValueError, match="warm_start goes on with networks as they are"):
+    with pytest.raises(ValueError, match="warm_start continues with the networks of the last fit"):
         one.set_params(hidden_layer_sizes=7).fit(x, y)
     one.set_params(hidden_layer_sizes=10)
     with pytest.raises(ValueError, match="expecting 10 features"):
         one.fit(x[:, :2], y)
-    with pytest.raises(ValueError, match="as many targets as in the fit before"):
+    with pytest.raises(ValueError, match="as many targets as in the last fit"):
         one.fit(x, np.c_[y, y])
     assert one.predict(x).shape == (300,)
     classifier = BayesianMLPClassifier(**FIXED, warm_start=True).fit(x, y > 100)
-    with pytest.raises(ValueError, match="classes of the fit before"):
+    with pytest.raises(ValueError, match="classes of the last fit"):
         classifier.fit(x, np.digitize(y, [100, 200]))
 
 
@@ -431,7 +434,7 @@ def test_progress_is_shown_when_asked_for(diabetes, capsys):
 @pytest.mark.parametrize(
     ("argument", "error", "message"),
     [
-        ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes must be at least 1, but 0 came"),
+        ({"hidden_layer_sizes": (0,)}, ValueError, "hidden_layer_sizes must be at least 1, got 0"),
         ({"hidden_layer_sizes": "big"}, TypeError, "hidden_layer_sizes must be an int"),
         ({"activation": "step"}, ValueError, "activation must be one of"),
         ({"method": "adam"}, ValueError, "method must be one of"),
@@ -468,7 +471,7 @@ def test_bad_calls(fitted, diabetes):
         BayesianMLPRegressor(**FIXED).fit(x, y, sample_weight=np.zeros(300))
     with pytest.raises(ValueError, match="y must have the shape"):
         fitted.log_likelihood(x, y[:5])
-    with pytest.raises(TypeError, match="an iterator came"):
+    with pytest.raises(TypeError, match="sequence of ints, got an iterator"):
         BayesianMLPRegressor(**{**FIXED, "hidden_layer_sizes": iter([3])}).fit(x, y)
     with pytest.raises(ValueError, match="at least two classes"):
         BayesianMLPClassifier(**FIXED).fit(x, np.ones(300, int))

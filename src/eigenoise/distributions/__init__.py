@@ -1,12 +1,7 @@
-"""Distributions over matrices of weights, and the mixtures that predictions are."""
+"""Matrix Gaussians over weights, and predictive mixtures over weight samples."""
 
 from eigenoise.distributions.matrix_normal import EigenMatrixNormal, MatrixNormal
-from eigenoise.distributions.mixtures import (
-    BernoulliMixture,
-    CategoricalMixture,
-    GaussianMixture,
-    Predictive,
-)
+from eigenoise.distributions.mixtures import BernoulliMixture, CategoricalMixture, GaussianMixture, Predictive
 
 __all__ = [
     "BernoulliMixture",

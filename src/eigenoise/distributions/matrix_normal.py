@@ -1,7 +1,7 @@
-"""The two matrix Gaussians of the paper as PyTorch distributions: matrix-variate (MVG) and eigenvalue corrected (EMVG).
+"""The paper's matrix-variate Gaussian (MVG) and its eigenvalue-corrected form (EMVG) as PyTorch distributions.
 
-Matrices are ``(..., p, n)`` with p outputs and n inputs and are flattened row by row, so that the paper's ``V ⊗ U``
-of eq. 16 and 18 reads ``out ⊗ in`` here. KL divergences go through ``torch.distributions.kl_divergence``.
+Matrices are ``(..., p, n)`` with p outputs and n inputs, flattened row by row: the paper's ``V ⊗ U`` of eq. 16 and 18
+is ``out ⊗ in`` here. ``torch.distributions.kl_divergence`` has the KL divergences.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @final
 class _Orthogonal(constraints.Constraint):
-    """Square matrices with ``QᵀQ = I`` up to the square root of the dtype's machine epsilon, element by element."""
+    """Square matrices with ``QᵀQ = I``, each element up to the square root of machine epsilon."""
 
     event_dim = 2
 
     def check(self, value: Tensor) -> Tensor:
-        """Whether each matrix of ``(..., n, n)`` is orthogonal, ``(...)``."""
+        """Return whether each matrix of ``(..., n, n)`` is orthogonal, ``(...)``."""
         eye = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
         tolerance = math.sqrt(torch.finfo(value.dtype).eps)
         return ((value.mT @ value - eye).abs() < tolerance).all(-1).all(-1)
@@ -40,53 +40,53 @@ orthogonal = _Orthogonal()
 
 
 class _MatrixGaussian(Distribution, ABC):
-    """A Gaussian over matrices ``W = loc + L(X)``, X standard normal and L linear and invertible.
+    """A Gaussian over matrices ``W = loc + L(X)`` with X standard normal and L linear and invertible.
 
-    ``loc`` is expanded to the whole batch shape; the other parameters stay as they were given and broadcast, so
-    that ``expand`` has nothing to copy or to compute.
+    ``loc`` is expanded to the batch shape; the other parameters keep their shapes and broadcast, so that ``expand``
+    copies and computes nothing.
     """
 
     support = constraints.independent(constraints.real, 2)
     has_rsample = True
 
     def __init__(self, validate_args: bool | None, loc: Tensor, **parameters: tuple[str, Tensor]) -> None:
-        """Check each parameter against its shape, spelt in the letters p and n, then expand ``loc``."""
+        """Check each parameter against its shape, written in the letters p and n, and expand ``loc``."""
         if checks.floating("loc", loc).dim() < 2:
-            raise ValueError(f"loc must have the shape (..., p, n), but {tuple(loc.shape)} came")
+            raise ValueError(f"loc must have the shape (..., p, n), got {tuple(loc.shape)}")
         batch_shape, event_shape = loc.shape[:-2], loc.shape[-2:]
         sizes = dict(zip("pn", event_shape, strict=True))
         for name, (letters, value) in parameters.items():
-            _fit(checks.floating(name, value), name, *(sizes[letter] for letter in letters))
+            _check_matrix(checks.floating(name, value), name, *(sizes[letter] for letter in letters))
             try:
                 batch_shape = torch.broadcast_shapes(batch_shape, value.shape[:-2])
             except RuntimeError as error:
-                came = f"{tuple(value.shape[:-2])} came, and {tuple(batch_shape)} before it"
-                raise ValueError(f"{name} must have leading dimensions that broadcast, but {came}") from error
+                message = f"{name} must have leading dimensions that broadcast with {tuple(batch_shape)}"
+                raise ValueError(f"{message}, got {tuple(value.shape[:-2])}") from error
         self.loc = loc.expand(batch_shape + event_shape)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @abstractmethod
     def _color(self, noise: Tensor) -> Tensor:
-        """``L(noise)``, ``(..., p, n)``."""
+        """Return ``L(noise)``, ``(..., p, n)``."""
 
     @abstractmethod
     def _whiten(self, deviation: Tensor) -> Tensor:
-        """``L⁻¹(deviation)``, ``(..., p, n)``."""
+        """Return ``L⁻¹(deviation)``, ``(..., p, n)``."""
 
     @abstractmethod
     def _logdet(self) -> Tensor:
-        """Log-determinant of the covariance, of a shape that broadcasts to the batch shape."""
+        """Return the log-determinant of the covariance, broadcastable to the batch shape."""
 
     @abstractmethod
     def _marginals(self) -> Tensor:
-        """Variance of each element, of a shape that broadcasts to ``(..., p, n)``."""
+        """Return the variance of each element, broadcastable to ``(..., p, n)``."""
 
     @abstractmethod
     def _dense(self) -> Tensor:
-        """Covariance of the flattened matrix, of a shape that broadcasts to ``(..., pn, pn)``."""
+        """Return the covariance of the flattened matrix, broadcastable to ``(..., pn, pn)``."""
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
-        """The same distribution with leading dimensions ``batch_shape``; shares every tensor with this one."""
+        """Return the distribution expanded to ``batch_shape``; it shares its tensors with this one."""
         new = self._get_checked_instance(type(self), _instance)
         new.__dict__.update(self.__dict__)
         new._batch_shape = torch.Size(batch_shape)
@@ -112,7 +112,7 @@ class _MatrixGaussian(Distribution, ABC):
         return self._dense().expand(*self._batch_shape, size, size)
 
     def from_standard(self, eps: Tensor) -> Tensor:
-        """The sample that standard normal noise makes (eq. 19 and 20), differentiable in the parameters.
+        """Map standard normal noise to a sample (eq. 19 and 20), differentiable in the parameters.
 
         Args:
             eps: noise ``(..., p, n)``; its leading dimensions broadcast with the batch shape.
@@ -123,22 +123,22 @@ class _MatrixGaussian(Distribution, ABC):
         Raises:
             ValueError: if ``eps`` does not end in ``(p, n)``.
         """
-        return self.loc + self._color(_fit(eps, "eps", *self._event_shape))
+        return self.loc + self._color(_check_matrix(eps, "eps", *self._event_shape))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Reparameterised samples ``(*sample_shape, ..., p, n)`` from the global generator."""
+        """Return reparameterised samples ``(*sample_shape, ..., p, n)`` from the global generator."""
         shape = self._extended_shape(torch.Size(sample_shape))
         return self.from_standard(torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of matrices ``(..., p, n)`` (eq. 15 and 17, the latter with |R|^½), ``(...)``."""
+        """Return the log-density ``(...)`` of matrices ``(..., p, n)`` (eq. 15; eq. 17 with |R|^½)."""
         if self._validate_args:
             self._validate_sample(value)
         constant = self._event_shape.numel() * math.log(2 * math.pi)
         return -0.5 * (_sum(self._whiten(value - self.loc).square()) + self._logdet() + constant)
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats, ``(...)``."""
+        """Return the differential entropy in nats, ``(...)``."""
         constant = self._event_shape.numel() * (1 + math.log(2 * math.pi))
         return (0.5 * (self._logdet() + constant)).expand(self._batch_shape)
 
@@ -154,8 +154,7 @@ class MatrixNormal(_MatrixGaussian):
         validate_args: whether to check the values of the arguments; shapes are always checked.
 
     Raises:
-        TypeError: if an argument is not a floating-point tensor.
-        ValueError: if the shapes do not fit, or ``validate_args`` finds a value that does not.
+        TypeError, ValueError: if an argument is not a floating-point tensor of its shape, or has invalid values.
     """
 
     arg_constraints: ClassVar = {
@@ -190,7 +189,7 @@ class MatrixNormal(_MatrixGaussian):
 
 @final
 class EigenMatrixNormal(_MatrixGaussian):
-    """Eigenvalue corrected matrix-variate Gaussian (eq. 13): ``W = loc + q_out (X ∘ √variance) q_inᵀ`` (eq. 20).
+    """Eigenvalue-corrected matrix-variate Gaussian (eq. 13): ``W = loc + q_out (X ∘ √variance) q_inᵀ`` (eq. 20).
 
     The covariance of ``W.flatten()`` is ``(q_out ⊗ q_in) diag(variance.flatten()) (q_out ⊗ q_in)ᵀ`` (eq. 18).
 
@@ -198,13 +197,12 @@ class EigenMatrixNormal(_MatrixGaussian):
         loc: mean ``(..., p, n)``.
         q_out: orthogonal basis of the outputs ``(..., p, p)``, eigenvectors as columns.
         q_in: orthogonal basis of the inputs ``(..., n, n)``, eigenvectors as columns.
-        variance: variance along each pair of eigenvectors ``(..., p, n)``, positive. It is kept as
-            ``eigen_variance``: the property ``variance`` is that of the elements of W.
+        variance: variance along each pair of eigenvectors ``(..., p, n)``, positive; the attribute
+            ``eigen_variance``. The property ``variance`` is that of the elements of W.
         validate_args: whether to check the values of the arguments; shapes are always checked.
 
     Raises:
-        TypeError: if an argument is not a floating-point tensor.
-        ValueError: if the shapes do not fit, or ``validate_args`` finds a value that does not.
+        TypeError, ValueError: if an argument is not a floating-point tensor of its shape, or has invalid values.
     """
 
     arg_constraints: ClassVar = {
@@ -240,7 +238,7 @@ class EigenMatrixNormal(_MatrixGaussian):
 def isotropic(
     shape: Sequence[int], variance: float, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Independent:
-    """The prior N(0, variance · I) over matrices, to which both Gaussians have a KL divergence.
+    """Return the prior N(0, variance · I) over matrices, to which both Gaussians have a KL divergence.
 
     Args:
         shape: ``(..., p, n)``; the last two dimensions are one event.
@@ -249,33 +247,32 @@ def isotropic(
         device: device of the prior, PyTorch's default if None.
 
     Raises:
-        TypeError: if ``variance`` is not a number.
-        ValueError: if it is not positive and finite, or ``shape`` has fewer than two dimensions.
+        TypeError, ValueError: if ``variance`` is not a positive number, or ``shape`` has fewer than two dimensions.
     """
     scale = math.sqrt(checks.number("variance", variance, open_low=True))
     return Independent(Normal(torch.zeros(tuple(shape), dtype=dtype, device=device), scale), 2)
 
 
-def _fit(value: Tensor, name: str, rows: int, columns: int) -> Tensor:
+def _check_matrix(value: Tensor, name: str, rows: int, columns: int) -> Tensor:
     if tuple(value.shape[-2:]) != (rows, columns):
-        raise ValueError(f"{name} must have the shape (..., {rows}, {columns}), but {tuple(value.shape)} came")
+        raise ValueError(f"{name} must have the shape (..., {rows}, {columns}), got {tuple(value.shape)}")
     return value
 
 
 def _sum(matrix: Tensor) -> Tensor:
-    """Sum over the elements of a matrix: ``(..., p, n)`` gives ``(...)``."""
+    """Sum the elements of each matrix: ``(..., p, n)`` to ``(...)``."""
     return matrix.sum((-2, -1))
 
 
 def _kl(p: _MatrixGaussian, trace: Tensor, white: Tensor, logdet: Tensor) -> Tensor:
-    """KL(p ‖ q) from tr(Σ_q⁻¹ Σ_p), the difference of the means whitened by q, and log |Σ_q|."""
+    """Return KL(p ‖ q) from tr(Σ_q⁻¹ Σ_p), the difference of the means whitened by q, and log |Σ_q|."""
     return 0.5 * (trace + _sum(white.square()) - p.event_shape.numel() + logdet - p._logdet())
 
 
 def _same_event(p: Distribution, q: Distribution) -> None:
     if p.event_shape != q.event_shape:
-        came = f"{tuple(p.event_shape)} and {tuple(q.event_shape)}"
-        raise ValueError(f"a KL divergence needs two distributions of one event shape, but {came} came")
+        shapes = f"{tuple(p.event_shape)} and {tuple(q.event_shape)}"
+        raise ValueError(f"a KL divergence needs two distributions of one event shape, got {shapes}")
 
 
 @register_kl(MatrixNormal, MatrixNormal)
@@ -300,7 +297,7 @@ def _kl_eigen_matrix_normal(p: EigenMatrixNormal, q: EigenMatrixNormal) -> Tenso
 def _kl_independent(p: _MatrixGaussian, q: Independent) -> Tensor:
     base = q.base_dist
     if not (isinstance(base, Normal) and q.reinterpreted_batch_ndims == 2):
-        raise NotImplementedError(f"the KL divergence to an Independent needs Independent(Normal, 2), but {q} came")
+        raise NotImplementedError(f"the KL divergence to an Independent needs Independent(Normal, 2), got {q}")
     _same_event(p, q)
     trace, white = _sum(p.variance / base.variance), (p.loc - base.loc) / base.scale
     return _kl(p, trace, white, _sum(base.variance.log()))

@@ -1,4 +1,4 @@
-"""What every likelihood is: the link between a network's output ``f`` and a target ``y``."""
+"""The likelihood interface: p(y | f) for a network's output ``f`` and a target ``y``."""
 
 from __future__ import annotations
 
@@ -14,131 +14,138 @@ from eigenoise import checks
 from eigenoise.distributions.mixtures import Predictive
 from eigenoise.linalg.moving_average import Averaged
 
-Observer = Callable[[Tensor, Tensor, Callable[[], None]], None]  # output, loss, and how the likelihood learns from it
+Observer = Callable[[Tensor, Tensor, Callable[[], None]], None]  # output, loss, and a call that records the batch
 
 
-def along_axes(root: Tensor) -> Tensor:
-    """The vectors ``root_i·e_i`` of a diagonal Fisher with square root ``root (..., d)``: ``(d, ..., d)``."""
-    d = root.shape[-1]
-    eye = torch.eye(d, dtype=root.dtype, device=root.device)
-    return root * eye.reshape(d, *(1,) * (root.ndim - 1), d)
+def scaled_unit_vectors(scale: Tensor) -> Tensor:
+    """Return the vectors ``scale_i·e_i``, ``(d, ..., d)`` for ``scale (..., d)``: the root of a diagonal Fisher."""
+    d = scale.shape[-1]
+    eye = torch.eye(d, dtype=scale.dtype, device=scale.device)
+    return scale * eye.reshape(d, *(1,) * (scale.ndim - 1), d)
 
 
 def at_least_float32(f: Tensor) -> Tensor:
-    """An output of mixed-precision arithmetic in float32; any other as it is."""
+    """Convert half precision to float32; return other dtypes unchanged."""
     return f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
 
 
+def check_real_targets(y: Tensor, shape: torch.Size) -> None:
+    """Raise TypeError or ValueError unless ``y`` is a floating-point tensor of exactly this ``shape``."""
+    checks.floating("y", y)
+    checks.shape("y", y, tuple(shape), "use y.unsqueeze(-1)" if y.shape == shape[:-1] else "")
+
+
 class Likelihood(ABC):
-    """p(y | f) for outputs ``f`` whose last axis holds one target's parameters.
+    """p(y | f) for outputs ``f`` whose last axis holds the parameters of one target.
 
     Every index before the last axis is one likelihood term, and ``num_data`` counts terms. With ``stack=s`` the outputs
-    are those of s models at once, ``(..., s, b, ·)``, each with a likelihood of its own.
+    are those of s models, ``(..., s, b, ·)``, and each model has its own likelihood parameters.
 
     Args:
-        stack: the number of models that share one forward pass, or None for an ordinary model.
+        stack: the number of models that share one forward pass, or None for a single model.
     """
 
-    target_axes = 1  # axes of one target: its last, or none where a target is a single class index
+    target_axes = 1  # axes of one target: 1, or 0 if a target is a class index
 
     def __init__(self, stack: int | None = None):
         self.stack = None if stack is None else checks.integer("stack", stack)
         self._observer: Observer | None = None
 
-    # What a subclass says.
-
     @abstractmethod
     def check(self, f: Tensor, y: Tensor) -> None:
-        """Raise ValueError or TypeError unless ``y`` can be a target for the output ``f``."""
+        """Raise ValueError or TypeError unless ``y`` is a valid target for the output ``f``."""
 
     @abstractmethod
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
-        """Log p(y | f) for each term, shape ``f.shape[:-1]``; the mean over q where the likelihood has a posterior."""
+        """Return log p(y | f) of each term, ``f.shape[:-1]``; its mean over q if the likelihood has a posterior."""
 
     @abstractmethod
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Targets drawn from the model's own predictive, for the sampled Fisher."""
+        """Sample targets from p(y | f), for the Fisher by sampling."""
 
     @abstractmethod
     def score(self, f: Tensor, y: Tensor) -> Tensor:
-        """∂ log p(y | f)/∂f, shape of ``f``."""
+        """Return ∂ log p(y | f)/∂f, of the shape of ``f``."""
 
     @abstractmethod
     def fisher_vectors(self, f: Tensor) -> Tensor:
-        """Vectors u ``(v, *f.shape)`` with Σᵥ u·uᵀ the Fisher of f exactly, for each term."""
+        """Return vectors u ``(v, *f.shape)`` whose sum Σᵥ u·uᵀ is the exact Fisher of f for each term."""
 
     @abstractmethod
     def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> Predictive:
-        """The mixture over weight samples whose outputs are ``f`` ``(k, ..., b, ·)``."""
+        """Return the mixture over weight samples with outputs ``f (k, ..., b, ·)``."""
 
-    # What a likelihood with a posterior of its own replaces.
+    # Likelihoods with a posterior of their own override these.
 
     def kl(self) -> Tensor:
-        """KL from the likelihood's own posterior to its prior; 0 if it has none."""
+        """Return the KL divergence from the likelihood's posterior to its prior, ``()`` or ``(s,)``; 0 without one."""
         return torch.zeros(() if self.stack is None else (self.stack,))
 
     def observe(self, f: Tensor, y: Tensor) -> None:  # noqa: B027
-        """See one training batch; used by likelihoods that learn."""
+        """Record the statistics of a training batch."""
 
     def update(self, num_data: int, samples: int = 1) -> None:  # noqa: B027
-        """Learn from what was observed since the last call, when each example was seen ``samples`` times."""
+        """Update the posterior from the batches recorded since the last call, with ``samples`` weight samples each."""
 
     def discard(self) -> None:  # noqa: B027
-        """Forget what was observed since the last ``update``."""
+        """Discard the batches recorded since the last ``update``."""
 
     def averages(self) -> list[Averaged]:
-        """What it learns from, with what was observed since the last ``update``."""
+        """Return the moving averages, each with the statistics recorded since the last ``update``."""
         return []
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments, as JSON knows them."""
+        """Return the constructor arguments as JSON values."""
         return {"stack": self.stack}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was learned, as tensors and plain dicts."""
+        """Return the learned state as tensors."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` gave."""
+        """Restore the state that ``state_dict`` returned."""
         if state:
-            raise ValueError(f"{type(self).__name__} has no state, but the state holds {sorted(state)}")
-
-    # What follows from it.
+            raise ValueError(f"{type(self).__name__} has no state, got one that holds {sorted(state)}")
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        """−log p(y | f), the mean over the batch (with ``stack``, the sum of the models' means): what to minimise.
+        """Return the training loss: the mean of −log p(y | f) over the batch; with ``stack``, the sum of these means.
 
-        With a stack, weight samples may stand in front: f ``(k, s, b, ·)`` with y ``(s, b, ·)``.
+        With a stack, weight samples may be a leading axis: f ``(k, s, b, ·)`` with y ``(s, b, ·)``.
+
+        Raises:
+            ValueError, TypeError: if the batch is empty, or ``f`` and ``y`` do not fit together.
         """
         f, y = self.fit(f, y)
-        loss, learn = self._loss(f, y)
+        loss, record = self._loss(f, y)
         if self._observer is not None and loss.requires_grad:
-            self._observer(f, loss, learn)
+            self._observer(f, loss, record)
         return loss
 
     def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """The loss, and what to call if it is backpropagated, which must not hold its graph."""
+        """Return the loss and a call that records the batch; the call holds no reference to the autograd graph."""
         log_prob, output = self.log_prob(f, y), f.detach()
         loss = -log_prob.mean() if self.stack is None else log_prob.mean() * -self.stack
         return loss, lambda: self.observe(output, y)
 
     def fit(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Output and targets made to fit: at least float32, of one dtype, targets repeated for each weight sample.
+        """Return output and targets in one dtype, at least float32, with targets repeated for each weight sample.
 
         Raises:
-            ValueError, TypeError: if they cannot belong together.
+            ValueError, TypeError: if the batch is empty, or ``f`` and ``y`` do not fit together.
         """
         checks.floating("the model's output", f)
         if f.ndim < 2:
             raise ValueError(
-                f"the model's output must have the shape (b, d), a batch axis and a target axis, but {tuple(f.shape)} "
-                "came; use f.unsqueeze(-1) for a single target"
+                "the model's output must have the shape (b, d), a batch axis and a target axis, got "
+                f"{tuple(f.shape)}; use f.unsqueeze(-1) for a single target"
             )
         if self.stack is not None and (f.ndim < 3 or f.shape[-3] != self.stack):
             raise ValueError(
                 f"the model's output must have the shape (..., {self.stack}, b, d) with stack={self.stack}, "
-                f"but {tuple(f.shape)} came"
+                f"got {tuple(f.shape)}"
             )
+        if not self.terms(f):
+            raise ValueError(f"the batch is empty: the model's output has the shape {tuple(f.shape)}; skip this batch")
         f = at_least_float32(f)
         if isinstance(y, Tensor):
             if self.stack is not None and y.ndim == f.ndim - 2 + self.target_axes:
@@ -148,15 +155,15 @@ class Likelihood(ABC):
         return f, y
 
     def terms(self, f: Tensor) -> int:
-        """How many likelihood terms ``nll`` took the mean over."""
+        """Return the number of likelihood terms that ``nll`` averages over, for each model."""
         return f.shape[:-1].numel() // (self.stack or 1)
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
-        """Within the block, show ``observer`` every loss of ``nll``.
+        """Within the block, call ``observer`` with every loss of ``nll``.
 
         Raises:
-            RuntimeError: if another observer is looking: one likelihood serves one optimiser at a time.
+            RuntimeError: if there is another observer: one likelihood serves one optimiser at a time.
         """
         if self._observer is not None:
             raise RuntimeError("this likelihood is already watched by another optimiser's sampled_params() block")

@@ -1,4 +1,4 @@
-"""Networks: multilayer perceptrons, alone or in a stack, VGG and ResNet for small images, a transformer encoder."""
+"""Networks: MLPs, single or stacked, VGG and ResNet for small images, a transformer encoder."""
 
 from eigenoise.models.encoder import TransformerEncoder
 from eigenoise.models.mlp import MLP

@@ -1,4 +1,4 @@
-"""The base of networks that are layers one after another."""
+"""Base class of the sequential networks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import nn
 
 
 class Chain(nn.Sequential):
-    """An ``nn.Sequential`` with a constructor of its own: a slice of it is an ordinary one."""
+    """An ``nn.Sequential`` whose subclasses have their own constructors; slices are plain ``nn.Sequential``."""
 
     def __getitem__(self, index: Any) -> Any:
-        """A layer, or a part of the network."""
+        """Return a layer, or for a slice an ``nn.Sequential``."""
         if isinstance(index, slice):
             return nn.Sequential(*list(self)[index])
         return super().__getitem__(index)

@@ -1,4 +1,4 @@
-"""A small transformer encoder of plain Linear layers, for sequences of vectors."""
+"""A small transformer encoder of plain Linear layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eigenoise.models.chain import Chain
 
 
 class _Block(nn.Module):
-    """Attention, then two Linear layers, each with a norm before and a shortcut around."""
+    """A pre-norm block: attention, then an MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -24,24 +24,24 @@ class _Block(nn.Module):
         parts = (
             layer(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         )
-        mixed = functional.scaled_dot_product_attention(*parts)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(*parts)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         return x + self.mlp(self.before_mlp(x))
 
 
 class TransformerEncoder(Chain):
-    """Sequences ``(b, t, width)`` to class scores ``(b, classes)``: blocks, a norm, the mean over t, one Linear layer.
+    """Map sequences ``(b, t, width)`` to logits ``(b, classes)``: blocks, layer norm, mean over t, one Linear layer.
 
     Args:
-        width: of a token.
+        width: size of a token.
         depth: number of blocks.
-        heads: of the attention; they divide the width.
-        classes: outputs.
+        heads: number of attention heads; must divide ``width``.
+        classes: number of classes.
     """
 
     def __init__(self, width: int = 256, depth: int = 4, heads: int = 4, classes: int = 10):
         if checks.integer("width", width) % checks.integer("heads", heads):
-            raise ValueError(f"width must be a multiple of heads, but {width} and {heads} came")
+            raise ValueError(f"width must be a multiple of heads, got width {width} and {heads} heads")
         blocks = [_Block(width, heads) for _ in range(checks.integer("depth", depth))]
         head = nn.Linear(width, checks.integer("classes", classes))
         super().__init__(*blocks, nn.LayerNorm(width), _MeanOverTokens(), head)

@@ -1,4 +1,4 @@
-"""The multilayer perceptron, for one model or for a stack of many trained at once."""
+"""The multilayer perceptron, single or stacked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from eigenoise.models.stacked import StackedLinear
 
 
 class MLP(Chain):
-    """A multilayer perceptron, weights and biases started as Glorot and Bengio propose.
+    """A multilayer perceptron with Glorot-uniform initialisation of weights and biases.
 
     Args:
         in_features: size of an input.
         hidden: sizes of the hidden layers; the paper uses one of 50 or 100.
-        out_features: size of the output.
-        stack: train this many models at once; inputs and outputs are then ``(s, b, ·)``.
-        activation: makes what stands between the layers.
+        out_features: size of an output.
+        stack: number of models to train in parallel, with inputs and outputs ``(s, b, ·)``; None for a single one.
+        activation: constructor of the activation after each hidden layer.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class MLP(Chain):
         for n, p in itertools.pairwise(sizes):
             checks.integer("a layer's size", n)
             linear = nn.Linear(n, p) if stack is None else StackedLinear(stack, n, p)
-            bound = (6 / (n + 1 + p)) ** 0.5  # the bias column counts as one more input
+            bound = (6 / (n + 1 + p)) ** 0.5  # the bias is one more input
             for parameter in linear.parameters():
                 nn.init.uniform_(parameter, -bound, bound)
             layers += [linear, activation()]

@@ -1,4 +1,4 @@
-"""Residual networks for images of 32×32, as He et al. (2016) have them for CIFAR-10."""
+"""The residual network of He et al. (2016) for CIFAR-10."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from eigenoise.models.chain import Chain
 
 
 class _Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut: where sizes change, every second pixel, and zeros for the new channels."""
+    """Two 3×3 convolutions and a parameter-free shortcut: strided, with new channels padded by zeros."""
 
     def __init__(self, channels: int, size: int, stride: int):
         super().__init__()
         self.first = nn.Conv2d(channels, size, 3, stride, padding=1, bias=False)
         self.second = nn.Conv2d(size, size, 3, padding=1, bias=False)
         self.first_norm, self.second_norm = nn.BatchNorm2d(size), nn.BatchNorm2d(size)
-        self.stride, self.more = stride, size - channels
+        self.stride, self.new_channels = stride, size - channels
 
     def forward(self, x: Tensor) -> Tensor:
         h = functional.relu(self.first_norm(self.first(x)))
         h = self.second_norm(self.second(h))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        return functional.relu(h + functional.pad(shortcut, (0, 0, 0, 0, 0, self.more)))
+        return functional.relu(h + functional.pad(shortcut, (0, 0, 0, 0, 0, self.new_channels)))
 
 
 class ResNet20(Chain):
-    """A convolution, nine blocks of two with 16, 32 and 64 channels, the mean over places and one linear layer.
+    """ResNet-20: a convolution, nine residual blocks of 16, 32 and 64 channels, average pooling, one linear layer.
 
     Args:
         width: factor on the number of channels.
-        in_channels: of an image.
-        classes: outputs.
+        in_channels: channels of an image.
+        classes: number of classes.
     """
 
     def __init__(self, *, width: float = 1.0, in_channels: int = 3, classes: int = 10):

@@ -1,4 +1,4 @@
-"""Linear layers of many models side by side, trained at once."""
+"""Linear layers of s models in one batched layer."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from eigenoise import checks
 
 
 class SampledLinear(torch.autograd.Function):
-    """k affine maps for each of s models, whose parameters get the sum of the gradients of their samples.
+    """k affine maps for each of s models; a parameter's gradient is the sum over its k weight samples.
 
-    Autograd alone would keep k·s gradients and add them up; only those who ask for the gradient of ``sample`` need
-    them. In memory k comes after s, so that statistics find each model's samples side by side.
+    Autograd alone would materialise k·s gradients before the sum; here they exist only if ``sample`` requires grad. In
+    memory k comes after s, so that each model's samples are contiguous.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sample: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The maps of all samples.
+        """Apply the maps of all weight samples.
 
         Args:
-            ctx: autograd's.
-            x: ``(k, s, b, n)``, ``(s, b, n)`` or ``(b, n)``.
-            sample: ``(s, k, p, n)``, or ``(s, k, p, n + 1)`` with the bias as last column.
-            weight: the parameter ``(s, p, n)`` that takes the gradient.
-            bias: the parameter ``(s, p)``, or None; it is added if the samples hold none.
+            ctx: autograd's context.
+            x: inputs ``(k, s, b, n)``, ``(s, b, n)`` or ``(b, n)``.
+            sample: weight samples ``(s, k, p, n)``, or ``(s, k, p, n + 1)`` with the bias as last column.
+            weight: the parameter ``(s, p, n)`` that receives the gradient.
+            bias: the parameter ``(s, p)`` or None; added if the samples have no bias column.
 
         Returns:
-            ``(k, s, b, p)``.
+            The outputs ``(k, s, b, p)``.
         """
         s, k, p, columns = sample.shape
         b, n = x.shape[-2:]
@@ -51,7 +51,7 @@ class SampledLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of what ``forward`` took, given those of what it returned."""
+        """Return the gradients of the arguments of ``forward``, given ``g (k, s, b, p)`` of its output."""
         rows, sample = ctx.saved_tensors
         (shape, dtype), (s, k) = ctx.like_x, sample.shape[:2]
         n = shape[-1]
@@ -73,11 +73,10 @@ class SampledLinear(torch.autograd.Function):
 
 
 class StackedLinear(nn.Module):
-    """s Linear layers side by side: weight ``(s, p, n)``, bias ``(s, p)``.
+    """The Linear layers of s models: weight ``(s, p, n)``, bias ``(s, p)``.
 
-    Takes ``(s, b, n)``, or ``(b, n)`` to show the same batch to every model, and returns ``(s, b, p)``. While
-    ``sample`` is set, k weight samples of each model take the parameters' place, as ``SampledLinear`` says, and the
-    result is ``(k, s, b, p)``.
+    Maps ``(s, b, n)``, or ``(b, n)`` for a batch that all models share, to ``(s, b, p)``. While ``sample`` is set,
+    ``SampledLinear`` applies k weight samples of each model instead and returns ``(k, s, b, p)``.
     """
 
     def __init__(self, stack: int, in_features: int, out_features: int, bias: bool = True):
@@ -88,12 +87,12 @@ class StackedLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(stack, out_features, in_features))
         self.bias = nn.Parameter(torch.empty(stack, out_features)) if bias else None
         self.sample: Tensor | None = None
-        bound = in_features**-0.5  # as torch's Linear starts
+        bound = in_features**-0.5  # as in nn.Linear
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each model's own affine map."""
+        """Apply each model's affine map."""
         if self.sample is not None:
             return SampledLinear.apply(x, self.sample, self.weight, self.bias)
         x = x.expand(self.stack, *x.shape[-2:])
@@ -102,5 +101,5 @@ class StackedLinear(nn.Module):
         return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
 
     def extra_repr(self) -> str:
-        """Sizes, for ``print``."""
+        """Return the sizes for ``print``."""
         return f"stack={self.stack}, in_features={self.in_features}, out_features={self.out_features}"

@@ -1,4 +1,4 @@
-"""Bayesian networks for tables: scikit-learn estimators, tables from files, calibration, models as files."""
+"""Bayesian neural networks for tables: scikit-learn estimators, tables from files, calibration, saved models."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ _MODULES = {"BayesianMLPClassifier": "classifier", "BayesianMLPRegressor": "regr
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch and scikit-learn only when an estimator is asked for: the command line answers without them."""
+    """Import torch and scikit-learn on first access, so that the command line starts without them."""
     if name in _MODULES:
         return getattr(import_module(f"eigenoise.tabular.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'eigenoise.tabular' has no attribute {name!r}")

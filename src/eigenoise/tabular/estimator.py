@@ -1,4 +1,4 @@
-"""What the estimators for tables share: their arguments, and how networks are fitted and asked."""
+"""The common base of the scikit-learn estimators."""
 
 from __future__ import annotations
 
@@ -23,30 +23,29 @@ from eigenoise.inference.predict import predict
 from eigenoise.optim.methods import BAYESIAN
 from eigenoise.optim.natural_gradient import NaturalGradient
 from eigenoise.optim.spectra import spectra
+from eigenoise.tabular.model_selection import Selection, candidates, select, uncalibrated
 from eigenoise.tabular.network import (
     ACTIVATIONS,
-    AS_THEY_ARE,
-    Choice,
-    Plan,
+    WARM_START_ERROR,
     Stack,
-    candidates,
-    choose,
-    default_batch,
+    TrainingConfig,
+    default_batch_size,
     default_epochs,
-    untouched,
+    merge_members,
 )
-from eigenoise.tabular.progress import shown
+from eigenoise.tabular.progress import Progress, show_progress
 from eigenoise.tabular.rows import Rows, Scale
 
-FEW = 2_000  # rows up to which held-out parts cover the whole table
-SMALL = 256  # units of a layer up to which a second thread costs more time than it saves
+MIN_ROWS_FOR_VALIDATION = 5
+MAX_ROWS_FOR_CROSS_VALIDATION = 2_000
+MAX_SINGLE_THREAD_WIDTH = 256  # of a layer: below, a second thread costs more time than it saves
 
 
 class BayesianMLP(BaseEstimator):
-    """What regressor and classifier share: their arguments, and how networks are fitted and asked."""
+    """The arguments, the fit and the predictive distribution that regressor and classifier share."""
 
     _classes: ClassVar[bool]
-    choice_: Choice
+    selection_: Selection
     x_scale_: Scale
     posterior_: Posterior
 
@@ -70,35 +69,24 @@ class BayesianMLP(BaseEstimator):
         random_state: Any = None,
         verbose: bool = False,
     ):
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.method = method
-        self.kl_weight = kl_weight
-        self.prior_var = prior_var
-        self.lr = lr
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.members = members
-        self.samples = samples
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
+        self.hidden_layer_sizes, self.activation, self.method = hidden_layer_sizes, activation, method
+        self.kl_weight, self.prior_var, self.lr = kl_weight, prior_var, lr
+        self.batch_size, self.max_epochs, self.early_stopping = batch_size, max_epochs, early_stopping
+        self.validation_fraction, self.patience = validation_fraction, patience
+        self.members, self.samples, self.warm_start = members, samples, warm_start
+        self.random_state, self.verbose = random_state, verbose
 
     def check_arguments(self) -> tuple[int, ...]:
-        """The sizes of the hidden layers.
+        """Check all arguments and return the sizes of the hidden layers.
 
         Raises:
-            ValueError, TypeError: unless every argument is what it must be.
+            ValueError, TypeError: if an argument is invalid, naming it.
         """
         sizes = self.hidden_layer_sizes
         if isinstance(sizes, Iterator):
-            raise TypeError("hidden_layer_sizes must be an int or a sequence of them, but an iterator came")
-        hidden = tuple(
-            checks.integer("hidden_layer_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else (sizes,))
-        )
+            raise TypeError("hidden_layer_sizes must be an int or a sequence of ints, got an iterator")
+        listed = sizes if isinstance(sizes, Iterable) else (sizes,)
+        hidden = tuple(checks.integer("hidden_layer_sizes", size) for size in listed)
         checks.choice("activation", self.activation, ACTIVATIONS)
         checks.choice("method", self.method, BAYESIAN)
         checks.number("lr", self.lr, open_low=True)
@@ -114,82 +102,82 @@ class BayesianMLP(BaseEstimator):
         return hidden
 
     def _fit(self, rows: Rows, outputs: int) -> None:
-        """Choose on held-out rows what is to be chosen, then train ``members`` networks on all rows."""
+        """Select on validation rows what is not given, then train ``members`` networks on all rows."""
         hidden = self.check_arguments()
-        plan = Plan(
+        config = TrainingConfig(
             self.activation,
             self.method,
             outputs,
             self._classes,
             lr=float(self.lr),
-            batch_size=int(self.batch_size or default_batch(rows)),
+            batch_size=int(self.batch_size or default_batch_size(rows)),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
-        goes_on = self._goes_on()
-        if goes_on and self.hidden_layer_sizes_ not in ((), hidden):
-            raise ValueError(AS_THEY_ARE)
-        scale = self.x_scale_ if goes_on else Scale.of(rows.x, rows.weight)
+        warm = self._is_warm()
+        if warm and self.hidden_layer_sizes_ not in ((), hidden):
+            raise ValueError(WARM_START_ERROR)
+        scale = self.x_scale_ if warm else Scale.fit(rows.x, rows.weight)
         rows = dataclasses.replace(rows, x=scale.standardise(rows.x))
-        with shown(self.verbose) as progress, threads_for(max(rows.x.shape[1], *hidden, outputs)):
-            choice = self.choice_ if goes_on else self._choose(plan, hidden, rows, progress)
-            index = torch.arange(len(rows)).expand(int(self.members), -1)
-            stack = Stack(plan, rows, index, choice.candidate)
-            if goes_on:
-                stack.start_from(self.posterior_.mean)
-            for epoch in stack.passes(choice.epochs):
-                progress("all rows", epoch / choice.epochs)
-        self.take_over(plan, scale, choice, stack.model, stack.optimizer.posterior, int(self.members))
+        with show_progress(self.verbose) as progress, limit_threads(max(rows.x.shape[1], *hidden, outputs)):
+            selection = self.selection_ if warm else self._select(config, hidden, rows, progress)
+            stack = Stack(config, rows, torch.arange(len(rows)).expand(int(self.members), -1), selection.candidate)
+            if warm:
+                stack.load_means(self.posterior_.mean)
+            for epoch in stack.epochs(selection.epochs):
+                progress("all rows", epoch / selection.epochs)
+        self.set_fitted(config, scale, selection, stack.model, stack.optimizer.posterior)
         self.spectra_ = spectra(stack.optimizer) if isinstance(stack.optimizer, NaturalGradient) else {}
         stack.optimizer.close()
 
-    def take_over(
-        self, plan: Plan, scale: Scale, choice: Choice, model: nn.Module, posterior: Posterior, members: int
+    def set_fitted(
+        self, config: TrainingConfig, scale: Scale, selection: Selection, model: nn.Module, posterior: Posterior
     ) -> None:
-        """Be fitted with these: what ``fit`` and a file have in common."""
-        self.plan_, self.x_scale_, self.choice_, self.model_, self.posterior_ = plan, scale, choice, model, posterior
-        self.hidden_layer_sizes_ = choice.candidate.hidden
-        self.kl_weight_, self.prior_var_ = choice.candidate.kl_weight, choice.candidate.prior_var
-        self.n_iter_, self.members_ = choice.epochs, members
-        self.validation_log_likelihood_ = choice.log_likelihood
+        """Set the attributes of a fitted estimator that do not depend on the targets, after ``fit`` or from a file."""
+        self.config_, self.x_scale_, self.selection_ = config, scale, selection
+        self.model_, self.posterior_, self.members_ = model, posterior, len(next(iter(posterior.mean.values())))
+        self.hidden_layer_sizes_ = selection.candidate.hidden
+        self.kl_weight_, self.prior_var_ = selection.candidate.kl_weight, selection.candidate.prior_var
+        self.n_iter_, self.validation_log_likelihood_ = selection.epochs, selection.log_likelihood
 
-    def _goes_on(self) -> bool:
-        """Whether there is an earlier fit to go on from."""
+    def _is_warm(self) -> bool:
+        """Return whether ``fit`` continues an earlier fit."""
         return bool(self.warm_start and hasattr(self, "posterior_"))
 
-    def _choose(self, plan: Plan, hidden: tuple[int, ...], rows: Rows, progress: Any) -> Choice:
-        """λ, η, the number of passes and the noise's factor, from held-out rows where any of them is open."""
-        most = self.max_epochs or default_epochs(rows, plan.batch_size)
-        tried = candidates(hidden, self.kl_weight, self.prior_var)
-        if len(rows) < 5 or not (len(tried) > 1 or self.early_stopping):
-            return Choice(tried[0], int(most), *untouched(plan.outputs))
+    def _select(self, config: TrainingConfig, hidden: tuple[int, ...], rows: Rows, progress: Progress) -> Selection:
+        """Select hyperparameters, number of epochs, noise factors and calibration, by validation if any is open."""
+        max_epochs = int(self.max_epochs or default_epochs(rows, config.batch_size))
+        options = candidates(hidden, self.kl_weight, self.prior_var)
+        if len(rows) < MIN_ROWS_FOR_VALIDATION or not (len(options) > 1 or self.early_stopping):
+            return Selection(options[0], max_epochs, *uncalibrated(config.outputs))
         fraction = float(self.validation_fraction)
-        return choose(
-            plan,
+        splits = math.floor(1 / fraction + 1e-9) if len(rows) <= MAX_ROWS_FOR_CROSS_VALIDATION else 1
+        return select(
+            config,
             rows,
-            tried=tried,
-            max_epochs=int(most),
+            candidates=options,
+            max_epochs=max_epochs,
             patience=int(self.patience) if self.early_stopping else None,
             fraction=fraction,
-            divisions=max(1, math.floor(1 / fraction + 1e-9)) if len(rows) <= FEW else 1,
+            splits=max(1, splits),
             members=int(self.members),
             progress=progress,
         )
 
     def _predictive(self, X: Any) -> Predictive:
-        """The mixture over members and weight samples, in the units that networks see."""
+        """Return the mixture over members and weight samples, in standardised units."""
         check_is_fitted(self)
         x = self.x_scale_.standardise(torch.tensor(validate_data(self, X, reset=False, dtype=np.float64, order="C")))
-        each = -(-self.samples // self.members_)
-        table = x.expand(self.members_, -1, -1)
-        # A copy, as samples are written into it: several threads may ask at once.
-        return predict(copy.deepcopy(self.model_), self.posterior_, table, samples=each)
+        x = x.expand(self.members_, -1, -1)
+        # Samples are written into the model: a copy lets several threads predict at once.
+        model, samples_per_member = copy.deepcopy(self.model_), -(-self.samples // self.members_)
+        return merge_members(predict(model, self.posterior_, x, samples=samples_per_member))
 
 
 @contextmanager
-def threads_for(widest: int) -> Iterator[None]:
-    """Within the block torch works with one thread if no layer is wider than ``SMALL``, else with as many as before."""
+def limit_threads(max_width: int) -> Iterator[None]:
+    """Within the block, torch uses one thread if no layer is wider than ``MAX_SINGLE_THREAD_WIDTH``."""
     before = torch.get_num_threads()
-    if widest <= SMALL:
+    if max_width <= MAX_SINGLE_THREAD_WIDTH:
         torch.set_num_threads(1)
     try:
         yield
@@ -197,13 +185,13 @@ def threads_for(widest: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
-    """Sample weights, checked; None if there are none."""
+def check_weights(sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
+    """Return the checked sample weights ``(N,)``, or None."""
     if sample_weight is None:
         return None
     return _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
 
 
-def generator(random_state: Any) -> torch.Generator:
-    """Torch's generator for what scikit-learn takes as a seed."""
+def as_generator(random_state: Any) -> torch.Generator:
+    """Return a torch generator seeded by scikit-learn's ``random_state``."""
     return torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))

@@ -1,29 +1,30 @@
-"""What is seen while a table is learned: a bar or lines for each stage."""
+"""Progress of a fit: a bar or lines for each stage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from eigenoise.reporting.progress import Task, watching
-from eigenoise.tabular.network import Progress
+
+Progress = Callable[[str, float], None]  # the current stage, and the fraction of it that is done
 
 
 @contextmanager
-def shown(wanted: bool) -> Iterator[Progress]:
-    """Within the block, what is told is shown, one stage after the other, if ``wanted``."""
-    with watching(wanted) as watch:
+def show_progress(verbose: bool) -> Iterator[Progress]:
+    """Within the block, show the progress of one stage after the other if ``verbose``."""
+    with watching(verbose) as watch:
         stages: dict[str, Task] = {}
 
         def end() -> None:
             if stages:
                 list(stages.values())[-1].end()
 
-        def tell(what: str, part: float) -> None:
-            if what not in stages:
+        def report(stage: str, done: float) -> None:
+            if stage not in stages:
                 end()
-                stages[what] = watch.task(what, 1.0)
-            stages[what].to(part)
+                stages[stage] = watch.task(stage, 1.0)
+            stages[stage].to(done)
 
-        yield tell
+        yield report
         end()

@@ -1,4 +1,4 @@
-"""CSV and Parquet files as pandas tables, with a plain word for everything that can be wrong with them."""
+"""Read and write tables as CSV and Parquet files."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from eigenoise import storage
 if TYPE_CHECKING:
     import pandas as pd
 
-SAMPLE = 1 << 16  # characters that are looked at to see how a file is written
-PARQUET = (".parquet", ".pq")
-MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "-")
+SNIFF_CHARACTERS = 1 << 16  # read to detect separator, header and decimal comma
+PARQUET_SUFFIXES = (".parquet", ".pq")
+MISSING_MARKS = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "-")
 
 
 def read_table(path: Path, encoding: str = "utf-8", texts: Sequence[str] = ()) -> pd.DataFrame:
-    """The table in a CSV or Parquet file; columns of CSV are text where they are not numbers.
+    """Read a CSV or Parquet file; CSV columns that are not numbers are text.
 
     Args:
-        path: of the file.
-        encoding: of a CSV file.
-        texts: columns that are text in any case: 01 is not 1 then.
+        path: the file.
+        encoding: encoding of a CSV file.
+        texts: columns to read as text, so that 01 does not become 1.
 
     Raises:
         OSError: if there is no such file.
-        ValueError: if it holds no table, or one with two columns of one name.
-        ImportError: if Parquet cannot be read here.
+        ValueError: if it is not a table, or has duplicate column names.
+        ImportError: if it is a Parquet file and pyarrow is not installed.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    frame = _parquet(path) if path.suffix.lower() in PARQUET else _csv(path, encoding, texts)
+    frame = _parquet(path) if path.suffix.lower() in PARQUET_SUFFIXES else _csv(path, encoding, texts)
     frame.columns = [str(name) for name in frame.columns]
     if not len(frame.columns):
         raise ValueError(f"{path} has no columns")
@@ -50,16 +50,18 @@ def _csv(path: Path, encoding: str, texts: Sequence[str]) -> pd.DataFrame:
         raise ValueError(f"{path} is empty")
     try:
         with path.open(encoding=encoding, newline="") as file:
-            sample = file.read(SAMPLE)
+            sample = file.read(SNIFF_CHARACTERS)
             separator = _separator(sample)
             lines = list(csv.reader(io.StringIO(sample), delimiter=separator))
-        lines = [line for line in lines if line][: -1 if len(sample) == SAMPLE else None]  # the last may have been cut
+        lines = [line for line in lines if line][
+            : -1 if len(sample) == SNIFF_CHARACTERS else None
+        ]  # the last may be incomplete
         header = lines[0] if lines else []
-        twice = sorted({name for name in header if header.count(name) > 1})
-        if twice:
-            raise ValueError(f"{path} has two columns of the name {twice[0]!r}: give one of them another name")
+        duplicates = sorted({name for name in header if header.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"{path} has two columns of the name {duplicates[0]!r}: rename one of them")
         if any(any(field.strip() for field in line[len(header) :]) for line in lines):
-            raise ValueError(f"{path} cannot be read as CSV: a row has more fields than the header has names")
+            raise ValueError(f"{path} cannot be read as CSV: a row has more fields than the header")
         return pd.read_csv(
             path,
             sep=separator,
@@ -68,7 +70,7 @@ def _csv(path: Path, encoding: str, texts: Sequence[str]) -> pd.DataFrame:
             index_col=False,
             dtype={name: str for name in texts if name in header},
             keep_default_na=False,
-            na_values=list(MISSING),
+            na_values=list(MISSING_MARKS),
             low_memory=False,
         )
     except UnicodeError as error:
@@ -80,14 +82,14 @@ def _csv(path: Path, encoding: str, texts: Sequence[str]) -> pd.DataFrame:
 
 
 def _decimal_commas(rows: list[list[str]], separator: str) -> bool:
-    """Whether numbers are written as 3,5: some are, and none as 3.5."""
+    """Return whether some numbers are written as 3,5 and none as 3.5."""
     fields = [field.strip() for row in rows for field in row]
     commas = any(re.fullmatch(r"-?\d+,\d+", field) for field in fields)
     return separator != "," and commas and not any(re.fullmatch(r"-?\d+\.\d+", field) for field in fields)
 
 
 def _separator(sample: str) -> str:
-    """The one of comma, semicolon and tab that the first line has most of."""
+    """Return the most frequent of comma, semicolon and tab in the first line."""
     first = next((line for line in sample.splitlines() if line.strip()), "")
     return max(",;\t", key=first.count)
 
@@ -99,13 +101,11 @@ def _parquet(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path)
     except ImportError as error:
         raise ImportError("Parquet files need pyarrow: pip install 'eigenoise[parquet]'") from error
-    except Exception as error:  # whatever the reader makes of damaged bytes
+    except Exception as error:  # readers raise anything for damaged bytes
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """As CSV or Parquet, by the name's ending; the file appears when it is complete."""
-    if path.suffix.lower() in PARQUET:
-        storage.write(path, lambda temporary: frame.to_parquet(temporary, index=False))
-    else:
-        storage.write(path, lambda temporary: frame.to_csv(temporary, index=False))
+    """Write a Parquet or CSV file, by its suffix, atomically."""
+    save = frame.to_parquet if path.suffix.lower() in PARQUET_SUFFIXES else frame.to_csv
+    storage.write(path, lambda temporary: save(temporary, index=False))

@@ -1,4 +1,4 @@
-"""Regression by a Bayesian network, as a scikit-learn estimator."""
+"""The scikit-learn regressor."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from torch import Tensor
 
 from eigenoise import checks
 from eigenoise.distributions.mixtures import GaussianMixture
-from eigenoise.tabular.estimator import BayesianMLP, generator, weights
+from eigenoise.tabular.estimator import BayesianMLP, as_generator, check_weights
+from eigenoise.tabular.network import marginal
 from eigenoise.tabular.rows import Rows, Scale
 
 
 class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
-    """Regression by a Bayesian network: a mean, and how far off it may be.
+    """A Bayesian neural network for regression: means with calibrated uncertainty.
 
-    Inputs and targets are standardised inside. Rows are held out to choose λ and η, when to stop, a factor on the
-    noise, and how wide intervals must be; then networks are trained on all rows. Where a network does not make held-out
-    rows clearly more likely than a linear model does, the linear one is used, unless λ or η is given.
+    Inputs and targets are standardised internally. Validation rows select λ and η, the number of epochs, a factor on
+    the noise and the width of intervals; then networks train on all rows. A linear model is used where no network is
+    significantly better on validation rows, unless λ or η is given.
 
     Args:
-        hidden_layer_sizes: units of the hidden layers.
+        hidden_layer_sizes: sizes of the hidden layers.
         activation: ``"relu"``, ``"tanh"``, ``"logistic"``, ``"silu"`` or ``"gelu"``.
         method: ``"noisy-ekfac"``, ``"noisy-kfac"``, ``"noisy-adam"`` or ``"bbb"``.
-        kl_weight: λ, the weight of the KL term: 1 is Bayes, less is a colder posterior.
-        prior_var: η, variance of the prior. By default a linear model comes first, then networks with λ and η of 1 and
-            0.1, 0.3 and 0.3, 0.1 and 1: the next is taken if it makes held-out rows more likely by more than two
-            standard errors. If one of them is given, only the other is chosen, and there is no linear model.
-        lr: step size.
-        batch_size: rows of a step; by default a thirtieth of them, from 10 to 100.
-        max_epochs: passes over the rows at most; by default about 6,000 steps, from 20 to 200 passes.
-        early_stopping: whether held-out rows decide how many passes there are.
-        validation_fraction: of the rows that is held out. In tables of up to 2,000 rows each row is held out once.
-        patience: a training ends when held-out rows did not gain in so many looks, of about 40.
-        members: networks of an ensemble, trained at once, which costs little more than one; each has a posterior of its
-            own.
-        samples: weight samples of a prediction, all members together.
-        warm_start: let ``fit`` go on from the weights, and with the choices, of the fit before.
-        random_state: seed of divisions, initial weights, order and noise.
+        kl_weight: λ, the weight of the KL term; 1 is the Bayesian posterior, less a colder one.
+        prior_var: η, the variance of the prior. By default a linear model is tried first, then networks with (λ, η) of
+            (1, 0.1), (0.3, 0.3) and (0.1, 1): each replaces the last if its log-likelihood on validation rows is higher
+            by more than two standard errors. If λ or η is given, only the other is selected, without a linear model.
+        lr: learning rate.
+        batch_size: rows of a step; by default a thirtieth of them, between 10 and 100.
+        max_epochs: maximum number of epochs; by default about 6,000 steps, between 20 and 200 epochs.
+        early_stopping: whether validation rows select the number of epochs.
+        validation_fraction: the fraction of validation rows. Up to 2,000 rows, cross-validation uses every row once.
+        patience: number of validations without improvement, of about 40, after which training stops.
+        members: size of the ensemble; members train in parallel, and each has its own posterior.
+        samples: weight samples of a prediction, over all members.
+        warm_start: whether ``fit`` continues from the weights and the selection of the last fit.
+        random_state: seed of splits, initial weights, order and noise.
         verbose: whether to show progress.
 
     Attributes:
         posterior_: the ``Posterior`` of all members.
-        model_: their networks, as one stack.
-        hidden_layer_sizes_: as used; empty for a linear model.
-        kl_weight_: λ as used.
-        prior_var_: η as used.
-        n_iter_: passes over all rows.
-        validation_log_likelihood_: of a held-out row in standardised units, NaN without held-out rows.
-        noise_scale_: factor on the noise's standard deviation for each target.
-        spectra_: of each layer's Fisher, see ``eigenoise.optim.spectra``; only by EK-FAC.
-        one_target_: whether ``y`` had no axis for targets.
+        model_: the networks of all members, as one stack.
+        hidden_layer_sizes_: selected sizes; empty for a linear model.
+        kl_weight_: selected λ.
+        prior_var_: selected η.
+        n_iter_: number of epochs over all rows.
+        validation_log_likelihood_: mean over validation rows in standardised units, NaN without validation.
+        noise_scale_: factor on the standard deviation of the noise for each target ``(d,)``.
+        spectra_: spectrum of each layer's Fisher for EK-FAC, see ``eigenoise.optim.spectra``.
+        one_target_: whether ``y`` was one-dimensional.
 
-    Sample weights count observations: a row of weight two is two equal rows.
+    Sample weights count observations: a row of weight two is the same as two equal rows.
     """
 
     _classes = False
@@ -72,69 +72,64 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BayesianMLPRegressor:
         """Fit to inputs ``X (N, n)`` and targets ``y (N,)`` or ``(N, d)``."""
         self.check_arguments()
-        new = not self._goes_on()
-        X, y = validate_data(self, X, y, reset=new, multi_output=True, y_numeric=True, dtype=np.float64)
-        if not new and (1 if y.ndim == 1 else y.shape[1]) != len(self.y_scale_.mean):
-            raise ValueError("y must have as many targets as in the fit before, as warm_start goes on from it")
-        rows = Rows.of(X, y.reshape(len(y), -1).astype(np.float64), weights(sample_weight, X))
-        scale = Scale.of(rows.y, rows.weight) if new else self.y_scale_
-        self._fit(dataclasses.replace(rows, y=scale.standardise(rows.y)), rows.y.shape[-1])
-        self.y_scale_, self.noise_scale_, self.one_target_ = scale, self.choice_.noise.numpy(), y.ndim == 1
+        warm = self._is_warm()
+        X, y = validate_data(self, X, y, reset=not warm, multi_output=True, y_numeric=True, dtype=np.float64)
+        targets = y.reshape(len(y), -1).astype(np.float64)
+        if warm and targets.shape[1] != len(self.y_scale_.mean):
+            raise ValueError("y must have as many targets as in the last fit with warm_start")
+        rows = Rows.from_arrays(X, targets, check_weights(sample_weight, X))
+        scale = self.y_scale_ if warm else Scale.fit(rows.y, rows.weight)
+        self._fit(dataclasses.replace(rows, y=scale.standardise(rows.y)), targets.shape[1])
+        self.y_scale_, self.noise_scale_, self.one_target_ = scale, self.selection_.noise.numpy(), y.ndim == 1
         return self
 
     def predictive(self, X: Any) -> GaussianMixture:
-        """The whole predictive distribution of targets ``(N, d)`` in their own units."""
-        found = self._predictive(X)
-        assert isinstance(found, GaussianMixture)
-        loc, scale = (part.flatten(0, 1) for part in (found.loc, found.scale))  # samples of members are samples
-        return GaussianMixture(self.y_scale_.restore(loc), scale * self.choice_.noise * self.y_scale_.std)
+        """Return the predictive distribution of targets ``(N, d)``, in their units."""
+        predictive = self._predictive(X)
+        assert isinstance(predictive, GaussianMixture)
+        scale = predictive.scale * self.selection_.noise * self.y_scale_.std
+        return GaussianMixture(self.y_scale_.restore(predictive.loc), scale)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """Means ``(N,)`` or ``(N, d)``; with ``return_std`` standard deviations too, of noise and weights together."""
-        found = self.predictive(X)
-        return (self._out(found.mean), self._out(found.stddev)) if return_std else self._out(found.mean)
+        """Return means ``(N,)`` or ``(N, d)``; with ``return_std`` also the predictive standard deviations."""
+        predictive = self.predictive(X)
+        mean = self._to_numpy(predictive.mean)
+        return (mean, self._to_numpy(predictive.stddev)) if return_std else mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of central intervals that hold a target with probability ``coverage``.
+        """Return the lower and upper ends of central intervals that contain a target with probability ``coverage``.
 
-        They are as wide as held-out rows asked for, which may differ a little from what ``predictive`` says.
+        They are calibrated on validation rows, so they may differ slightly from the intervals of ``predictive``.
         """
-        checks.number("coverage", coverage, open_low=True)
-        if coverage >= 1:
-            raise ValueError(f"coverage must be below 1, but {coverage!r} came")
-        found = self.predictive(X)
-        low, high = (self._quantile(found, (1 + sign * coverage) / 2) for sign in (-1, 1))
-        return self._out(low), self._out(high)
+        checks.fraction("coverage", coverage)
+        low, high = np.moveaxis(self.predict_quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2]), -1, 0)
+        return low, high
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Quantiles ``(N, q)``, or ``(N, d, q)`` for several targets, calibrated as intervals are."""
+        """Return calibrated quantiles ``(N, q)``, or ``(N, d, q)`` for several targets."""
         for q in quantiles:
-            checks.number("quantiles", q, open_low=True)
-            if q >= 1:
-                raise ValueError(f"quantiles must be below 1, but {q!r} came")
-        found = self.predictive(X)
-        return np.stack([self._out(self._quantile(found, q)) for q in quantiles], -1)
-
-    def _quantile(self, found: GaussianMixture, q: float) -> Tensor:
-        """``(N, d)``, calibrated for each target."""
-        each = []
-        for j in range(found.loc.shape[-1]):
-            own = GaussianMixture(found.loc[..., j : j + 1], found.scale[..., j : j + 1])
-            each.append(own.quantile(self.choice_.calibration.quantile(q, j)))
-        return torch.cat(each, -1)
+            checks.fraction("quantiles", q)
+        predictive, calibration = self.predictive(X), self.selection_.calibration
+        marginals = [marginal(predictive, j) for j in range(predictive.loc.shape[-1])]
+        values = [
+            torch.cat([mixture.quantile(calibration.quantile(q, j)) for j, mixture in enumerate(marginals)], -1)
+            for q in quantiles
+        ]
+        return np.stack([self._to_numpy(value) for value in values], -1)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Targets drawn from the predictive distribution: ``(N, n_samples)``, or ``(N, d, n_samples)``."""
+        """Sample targets ``(N, n_samples)``, or ``(N, d, n_samples)``, from the predictive distribution."""
         checks.integer("n_samples", n_samples)
-        drawn = self.predictive(X).sample((n_samples,), generator(random_state))
-        return np.moveaxis(np.stack([self._out(part) for part in drawn]), 0, -1)
+        samples = self.predictive(X).sample((n_samples,), as_generator(random_state))
+        return np.moveaxis(self._to_numpy(samples), 0, -1)
 
     def log_likelihood(self, X: Any, y: Any) -> float:
-        """Mean log density of targets, in their own units; several targets of a row are added up."""
-        found = self.predictive(X)
+        """Return the mean log-density of targets in their units, the joint one of several targets."""
+        predictive = self.predictive(X)
         target = torch.tensor(np.asarray(y, np.float64))
         target = target.unsqueeze(-1) if self.one_target_ and target.ndim == 1 else target
-        return float(found.log_prob(checks.shape("y", target, tuple(found.mean.shape))).mean())
+        return float(predictive.log_prob(checks.shape("y", target, tuple(predictive.mean.shape))).mean())
 
-    def _out(self, values: Tensor) -> np.ndarray:
+    def _to_numpy(self, values: Tensor) -> np.ndarray:
+        """Return targets ``(..., d)`` in the shape of the ``y`` that was fitted."""
         return (values.squeeze(-1) if self.one_target_ else values).numpy()

@@ -1,4 +1,4 @@
-"""A table's rows with their weights, the parts they are held out in, and the order they are seen in."""
+"""Rows of a table with their weights: standardisation, validation splits and sampling."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MAX_REPEATS = 10  # of the rows in one epoch, on average
+
 
 @dataclass(frozen=True)
 class Rows:
-    """Distinct rows, sorted, and how often each counts: the same whatever order and form a table comes in.
+    """Distinct rows in sorted order, with weights that count observations.
 
     Attributes:
-        x: ``(N, n)``.
-        y: ``(N, d)``, or classes ``(N,)``.
-        weight: ``(N,)``, above zero.
+        x: inputs ``(N, n)``.
+        y: targets ``(N, d)``, or classes ``(N,)``.
+        weight: positive weights ``(N,)``.
     """
 
     x: Tensor
@@ -24,29 +26,24 @@ class Rows:
     weight: Tensor
 
     @classmethod
-    def of(cls, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> Rows:
-        """Equal rows become one whose weight is their sum; rows without weight are left out.
+    def from_arrays(cls, x: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> Rows:
+        """Merge equal rows, adding their weights, and leave out rows of weight zero.
 
-        A row with weight two is then the same as two equal rows, not only nearly.
+        A row of weight two is then exactly the same as two equal rows.
         """
         weight = np.ones(len(x)) if weight is None else np.asarray(weight, np.float64)
-        kept = weight > 0
-        columns = y.reshape(len(y), -1)
-        whole = np.concatenate([x, columns], 1, dtype=np.float64)[kept] + 0.0  # there is only one zero
-        unique, first, where = np.unique(whole, axis=0, return_index=True, return_inverse=True)
-        total = np.bincount(where.reshape(-1), weight[kept], minlength=len(unique))
-        return cls(
-            torch.from_numpy(unique[:, : x.shape[1]].copy()),
-            torch.from_numpy(y[kept][first]),
-            torch.from_numpy(total),
-        )
+        used = weight > 0
+        table = np.concatenate([x, y.reshape(len(y), -1)], 1, dtype=np.float64)[used] + 0.0  # −0.0 becomes 0.0
+        unique, first, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        total = np.bincount(inverse.reshape(-1), weight[used], minlength=len(unique))
+        return cls(*map(torch.from_numpy, (unique[:, : x.shape[1]].copy(), y[used][first], total)))
 
     def __len__(self) -> int:
         return len(self.x)
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
+        """The sum of the weights."""
         return float(self.weight.sum())
 
 
@@ -58,8 +55,8 @@ class Scale:
     std: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, weight: Tensor) -> Scale:
-        """Of ``values (N, n)`` with ``weight (N,)``; a column that does not vary keeps its unit."""
+    def fit(cls, values: Tensor, weight: Tensor) -> Scale:
+        """Return the scale of ``values (N, n)`` with ``weight (N,)``; constant columns get the standard deviation 1."""
         share = (weight / weight.sum()).unsqueeze(-1)
         mean = (share * values).sum(0)
         largest = (values - mean).abs().amax(0).clamp_min(1e-300)  # squares alone would over- or underflow
@@ -68,43 +65,42 @@ class Scale:
         return cls(mean, torch.where(std <= rounding, 1.0, std))
 
     def standardise(self, values: Tensor) -> Tensor:
-        """To mean 0 and standard deviation 1."""
+        """Scale ``values (..., n)`` to mean 0 and standard deviation 1."""
         return (values - self.mean) / self.std
 
     def restore(self, values: Tensor) -> Tensor:
-        """Back to where they came from."""
+        """Invert ``standardise``."""
         return values * self.std + self.mean
 
 
-def parts(rows: Rows, count: int, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows to train on ``(s, m)`` and held-out rows ``(s, v)`` of ``count`` random divisions, classes spread evenly.
+def validation_splits(rows: Rows, count: int, fraction: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the training rows ``(s, m)`` and validation rows ``(s, v)`` of ``count`` random splits.
 
-    Held-out parts do not overlap if there is room for them.
+    Splits are stratified by class. Validation rows of different splits do not overlap while there are enough rows.
     """
     held = min(len(rows) - 1, max(1, round(len(rows) * fraction)))
     order = torch.randperm(len(rows), generator=generator)
     if rows.y.ndim == 1:
         order = order[rows.y[order].argsort(stable=True)]
     stride = max(1, len(rows) // held)
-    spread = torch.cat([order[start::stride] for start in range(stride)])  # every class in each stretch of it
-    shifts = [spread.roll(-held * i) for i in range(count)]
-    return torch.stack([each[held:] for each in shifts]), torch.stack([each[:held] for each in shifts])
+    stratified = torch.cat([order[start::stride] for start in range(stride)])
+    rotated = torch.stack([stratified.roll(-held * i) for i in range(count)])
+    return rotated[:, held:], rotated[:, :held]
 
 
-def one_pass(weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Places ``(s, m)`` of one pass for rows of ``weight (s, N)``, in random order; each comes as often as it weighs.
+def sample_epoch(weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample the rows ``(s, m)`` of one epoch in random order, in proportion to ``weight (s, N)``.
 
-    m is the smallest total weight, but at least N and at most ten times that. A row comes the whole number below its
-    share of times, or once more: exactly its weight if that is whole, exactly once if all weigh the same.
+    m is the smallest total weight, between N and ``MAX_REPEATS``·N. Systematic sampling rounds each row's expected
+    count down or up: a row with an integer weight occurs exactly as often, and exactly once if all weights are equal.
     """
     total = weight.sum(-1, keepdim=True)
     rows = weight.shape[-1]
-    count = min(10 * rows, max(rows, round(float(total.min()))))
+    count = min(MAX_REPEATS * rows, max(rows, round(float(total.min()))))
     edges = (weight / total).cumsum(-1)
     start = torch.rand(len(weight), 1, generator=generator, dtype=weight.dtype)
-    # Away from the edges, so that rounding decides nothing where weights are whole numbers.
-    start = start.clamp(0.01, 0.99)
+    start = start.clamp(0.01, 0.99)  # away from the edges of integer weights, where rounding would decide
     ticks = (torch.arange(count, dtype=weight.dtype) + start) / count
-    places = torch.searchsorted(edges, ticks).clamp_max(weight.shape[-1] - 1)
-    order = torch.rand(places.shape, generator=generator, dtype=weight.dtype).argsort(-1)
-    return places.gather(-1, order)
+    index = torch.searchsorted(edges, ticks).clamp_max(rows - 1)
+    order = torch.rand(index.shape, generator=generator, dtype=weight.dtype).argsort(-1)
+    return index.gather(-1, order)
