@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import eigenoise as en
 from eigenoise import storage
-from eigenoise.studies import runs
 from eigenoise.studies.bench.cases import CASES
 from eigenoise.studies.bench.measure import warm_up
 from eigenoise.studies.bench.steps import CYCLE, STATS_EVERY, Stepper
+from eigenoise.studies.runner import environment
 
 OUT = Path(__file__).parent / "results" / "processes.json"
 
@@ -167,7 +167,7 @@ def main() -> None:
         found: dict[str, Any] = {"together": {}, "apart": {}}
         for count, together in track(todo, "processes"):
             found["together" if together else "apart"][str(count)] = measured(count, together, args.rounds)
-            storage.write_json(OUT, {**found, "environment": runs.environment()})
+            storage.write_json(OUT, {**found, "environment": environment()})
     show(json.loads(OUT.read_text()))
 
 

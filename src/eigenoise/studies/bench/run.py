@@ -14,7 +14,7 @@ from eigenoise.studies.bench import peers as others
 from eigenoise.studies.bench.cases import CASES, Case
 from eigenoise.studies.bench.measure import ratios
 from eigenoise.studies.bench.steps import MORE, OURS, Stepper
-from eigenoise.studies.runs import environment
+from eigenoise.studies.runner import environment
 
 OnStep = Callable[[str], None]
 

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 import eigenoise as en
+from eigenoise.optim.methods import BAYESIAN
 from eigenoise.optim.natural_gradient import NaturalGradient
+from eigenoise.reporting.figures import LABELS
 from eigenoise.studies.bench.cases import Case
 from eigenoise.studies.data import Splits
-from eigenoise.studies.regression.presets import PRESETS
-from eigenoise.studies.regression.trial import Trial
+from eigenoise.studies.recipes import PRESETS
+from eigenoise.studies.regression.training import Training
 
 CYCLE = 200  # steps between two bases
 STATS_EVERY = 10
@@ -113,14 +115,14 @@ def _study(preset: str, method: str) -> Callable[[Case], Stepper]:
         recipe = PRESETS[preset].recipe("boston", method)
         x, y = torch.randn(SPLITS, *case.x.shape), torch.randn(SPLITS, *case.y.shape)
         splits = Splits(x, y, x, y, torch.zeros(SPLITS, 1, 1), torch.ones(SPLITS, 1, 1))
-        trial = Trial(recipe, method, splits, hidden=50, batch_size=len(case.x))
-        optimizer = trial.optimizer
+        training = Training(recipe, method, splits, hidden=50, batch_size=len(case.x))
+        optimizer = training.optimizer
         optimizer.param_groups[0]["num_data"] = case.num_data
 
         def step() -> None:
             optimizer.zero_grad()
             with optimizer.sampled_params():
-                optimizer.likelihood.nll(trial.model(x), y).backward()
+                optimizer.likelihood.nll(training.model(x), y).backward()
             optimizer.step()
 
         return Stepper(step, optimizer if isinstance(optimizer, NaturalGradient) else None, models=SPLITS)
@@ -128,12 +130,11 @@ def _study(preset: str, method: str) -> Callable[[Case], Stepper]:
     return make
 
 
-LABELS = {"noisy-ekfac": "noisy EK-FAC", "noisy-kfac": "noisy K-FAC", "noisy-adam": "noisy Adam", "bbb": "BBB"}
 STUDY: Mapping[str, Callable[[Case], Stepper]] = MappingProxyType(
     {
-        f"{label}, one of ten splits, preset {preset}": _study(preset, method)
+        f"{LABELS[method]}, one of ten splits, preset {preset}": _study(preset, method)
         for preset in ("best", "paper")
-        for method, label in LABELS.items()
+        for method in reversed(tuple(BAYESIAN))
     }
 )
 _LARGE_LINEAR = {
