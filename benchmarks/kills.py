@@ -24,7 +24,6 @@ from eigenoise import storage
 from eigenoise.reporting.progress import watching
 from eigenoise.studies.checkpoints import read
 from eigenoise.studies.recipes import PRESETS
-from eigenoise.studies.regression import study
 from eigenoise.studies.regression.study import Run, run_uci
 from eigenoise.studies.runner import environment
 
@@ -66,7 +65,7 @@ def trial(method: str, kills: int, seed: int) -> dict:
     """One run that is killed ``kills`` times."""
     chance = random.Random(seed)
     torch.set_num_threads(1)
-    study.SAVE_SECONDS = 0.0
+    Run.SAVE_SECONDS = 0.0
     run = Run("boston", method, PRESETS["paper"], splits=2, epochs=6 * kills)
     with tempfile.TemporaryDirectory() as folder, watching(True) as watch:
         straight, broken = (Path(folder) / name for name in ("straight", "broken"))

@@ -175,7 +175,7 @@ def scored(method: str, setting: Setting) -> list[tuple[dict, float, float]]:
     found = []
     for options in candidates(method, setting):
         run = run_of(method, setting, options)
-        result = run.files(OUT / label(options)).result()
+        result = run.result(OUT / label(options))
         if result is not None:
             scores = result["scores"].get("samples", result["scores"]["mean"])
             found.append((options, -scores["nll"], scores["accuracy"]))

@@ -178,7 +178,7 @@ def test_committed_results_are_of_the_present_settings():
         name, method, preset, kind = re.fullmatch(r"(\w+)-(.+)-(best|paper|elbo)(-random)?", path.stem).groups()
         run = Run(name, method, PRESETS[preset], canonical=False if kind else None)
         assert run.name == path.stem
-        assert run.files(folder).result() is not None
+        assert run.result(folder) is not None
 
 
 def test_the_best_preset_is_what_tuning_chose():

@@ -22,7 +22,6 @@ from eigenoise import storage
 from eigenoise.studies import checkpoints
 from eigenoise.studies.checkpoints import MAGIC, Checkpoints, digest, read
 from eigenoise.studies.recipes import PRESETS
-from eigenoise.studies.regression import study
 from eigenoise.studies.regression.study import Run, run_uci
 
 SETTINGS = {"set": "boston", "splits": 2}
@@ -266,7 +265,7 @@ BOSTON = Run("boston", "noisy-ekfac", PRESETS["paper"], splits=2, epochs=12)
 
 @pytest.fixture
 def hears_nothing(monkeypatch):
-    monkeypatch.setattr(study, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(Run, "SAVE_SECONDS", 0.0)
 
 
 def _run_in_a_child(out, delay: float) -> int:

@@ -425,7 +425,7 @@ def result(method, setting, seed, accuracy, ways=("mean",)):
     bins = {key: [0.5, 0.5] for key in ("weight", "confidence", "accuracy")}
     own = {"accuracy": accuracy, "nll": 1.0, "brier": 0.5, "ece": 0.1, "reliability": bins, "auroc": {"svhn": 0.8}}
     return {
-        "format": study.FORMAT,
+        "format": Run.FORMAT,
         "settings": {"method": method, "setting": setting, "seed": seed, "validate": False},
         "scores": {way: {**own, "accuracy": accuracy + 0.01 * (way == "samples")} for way in ways},
         "curve": [[2.0, 0.1]] * 45,
@@ -583,7 +583,7 @@ def test_several_processes_stop_together_and_go_on_bit_for_bit(cache, tmp_path, 
 
 
 def _one_is_killed(cache, out):
-    study.SAVE_STEPS = 2
+    Run.SAVE_STEPS = 2
 
     def on_step(training):
         if len(training.curve) == 3 and dist.get_rank() == 1:

@@ -70,7 +70,7 @@ def test_a_run_writes_its_result(no_cache, tmp_path, method):
 
 
 def test_a_stopped_run_continues_bit_for_bit(no_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(Run, "SAVE_SECONDS", -1.0)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     straight = run_uci(boston(epochs=4), tmp_path / "a")
@@ -117,7 +117,7 @@ def test_a_training_continues_bit_for_bit(method, input_noise):
 
 
 def test_a_stopped_run_of_other_settings_is_kept(no_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "SAVE_SECONDS", -1.0)
+    monkeypatch.setattr(Run, "SAVE_SECONDS", -1.0)
 
     def stop(training):
         if len(training.curve) == 2:
@@ -174,7 +174,7 @@ def test_foreign_results_are_refused_and_kept(tmp_path, content, message):
     path = tmp_path / "boston-noisy-ekfac-paper.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        boston().files(tmp_path).result()
+        boston().result(tmp_path)
     assert path.read_text() == content
 
 

@@ -63,7 +63,7 @@ def uci(
         names = sets or [name for name in uci_data.SETS if uci_data.presence(name, folder) != "no"]
         runs = [Run(name, m, settings, splits, epochs, canonical) for name in names for m in methods]
         for run in runs:  # report bad settings and old results of any run before the first begins
-            run.files(out).result()
+            run.result(out)
         storage.folder(out)
         with watching(not quiet) as watch:
             for run in runs:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -36,55 +37,49 @@ class Training(Protocol):
         """Restores what ``state_dict`` returned."""
 
 
-@dataclass(frozen=True)
-class ResumableRun:
-    """The files of one run in a folder.
+class Run(ABC):
+    """A run of a study: its settings, and its files in a folder.
 
     Attributes:
-        folder: folder of results and checkpoints.
-        name: name of the result's file, without suffix.
-        settings: everything that decides the result, as JSON values; a result of other settings is another run's.
-        format: number of the result's format.
-        conditions: entries of the result beside its settings that a checkpoint must agree with as well.
-        save_seconds: time between checkpoints.
-        save_steps: steps between checkpoints.
+        FORMAT: number of the result's format.
+        SAVE_SECONDS: time between checkpoints.
+        SAVE_STEPS: steps between checkpoints.
     """
 
-    folder: Path
-    name: str
-    settings: Mapping[str, Any]
-    format: int
-    conditions: Mapping[str, Any] = field(default_factory=dict)
-    save_seconds: float = SAVE_SECONDS
-    save_steps: int = SAVE_STEPS
+    FORMAT: ClassVar[int]
+    SAVE_SECONDS: ClassVar[float] = SAVE_SECONDS
+    SAVE_STEPS: ClassVar[int] = SAVE_STEPS
 
     @property
-    def path(self) -> Path:
-        """The result's file."""
-        return self.folder / f"{self.name}.json"
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the result's file, without suffix."""
 
-    def result(self) -> dict[str, Any] | None:
-        """Returns the result if the run is finished, else None.
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Returns everything that decides the result, as JSON values; a result of other settings is another run's."""
 
-        Raises:
-            ValueError: if the file cannot be read or is the result of other settings; it is left unchanged.
-        """
-        return read_result(self.path, self.settings, self.format)
+    def path(self, out: Path) -> Path:
+        """Returns the file of the result in the folder ``out``."""
+        return out / f"{self.name}.json"
 
-    def checkpoints(self, ranks: Ranks | None = None) -> Checkpoints:
-        """Returns the checkpoints of the run, by ``ranks`` if several processes train together."""
-        return Checkpoints(
-            self.folder / f".{self.name}.checkpoint",
-            {**self.settings, **self.conditions},
-            seconds=self.save_seconds,
-            steps=self.save_steps,
-            ranks=ranks,
-        )
+    def result(self, out: Path) -> dict[str, Any] | None:
+        """Returns the result if it is in ``out``; raises as ``read_result`` does."""
+        return read_result(self.path(out), self.settings(), self.FORMAT)
+
+    def checkpoints(
+        self, out: Path, conditions: Mapping[str, Any] = MappingProxyType({}), ranks: Ranks | None = None
+    ) -> Checkpoints:
+        """Returns the checkpoints of the run in ``out``; for the arguments see ``execute``."""
+        settings, path = {**self.settings(), **conditions}, out / f".{self.name}.checkpoint"
+        return Checkpoints(path, settings, seconds=self.SAVE_SECONDS, steps=self.SAVE_STEPS, ranks=ranks)
 
     def execute(
         self,
         training: Training,
+        out: Path,
         *,
+        conditions: Mapping[str, Any],
         ranks: Ranks | None = None,
         on_step: Callable[[], None] = lambda: None,
         on_pass: Callable[[], None] = lambda: None,
@@ -93,7 +88,9 @@ class ResumableRun:
 
         Args:
             training: what to train, in its initial state.
-            ranks: the processes that train together; the folder must be one for all, and rank 0 tests and writes.
+            out: folder of results and checkpoints.
+            conditions: entries of the result beside its settings that a checkpoint must agree with as well.
+            ranks: the processes that train together; ``out`` must be one folder for all, and rank 0 tests and writes.
             on_step: called after each step.
             on_pass: called after each pass over the test data.
 
@@ -104,11 +101,11 @@ class ResumableRun:
             ValueError: if there is a checkpoint that cannot be used.
             NotFiniteError: if training diverges or a score is not finite.
         """
-        checkpoints = self.checkpoints(ranks)
+        checkpoints = self.checkpoints(out, conditions, ranks)
         checkpoints.resume(training.load_state_dict)
         if ranks is not None:
             begun = torch.tensor([float(len(training.curve))], device=ranks.device)
-            ranks.refuse_different([begun], f"{self.folder} differs between processes: it must be one folder for all")
+            ranks.refuse_different([begun], f"{out} differs between processes: it must be one folder for all")
         for _ in checkpoints.saving(training.steps(), training.state_dict):
             on_step()
         if not checkpoints.writes and ranks is not None:
@@ -126,16 +123,16 @@ class ResumableRun:
             if not all(math.isfinite(leaf) for _, leaf in leaves(name, entry) if isinstance(leaf, float)):
                 raise checks.NotFiniteError(f"{name} is not finite after training; try a smaller lr")
         result = {
-            "format": self.format,
-            "settings": dict(self.settings),
-            **self.conditions,
+            "format": self.FORMAT,
+            "settings": self.settings(),
+            **conditions,
             **scores,
             "curve": training.curve,
             "seconds": checkpoints.seconds_spent,
             "digest": digest(training.state_dict()),
             "environment": environment(),
         }
-        storage.write_json(self.path, result)
+        storage.write_json(self.path(out), result)
         checkpoints.remove()
         if ranks is not None:
             ranks.any(False)

@@ -13,7 +13,7 @@ from eigenoise import storage
 from eigenoise.reporting import figures
 from eigenoise.reporting.figures import LABELS
 from eigenoise.reporting.tables import Cell, Grid, markdown, paired_differences, score_grid
-from eigenoise.studies.classification.study import FORMAT
+from eigenoise.studies.classification.study import Run
 from eigenoise.studies.classification.training import METHODS
 from eigenoise.studies.recipes import REFERENCE, SETTINGS, load
 
@@ -32,7 +32,7 @@ SMOOTHING = 20  # steps that a point of a training curve averages
 def collect(folder: Path) -> list[dict[str, Any]]:
     """Reads all results of the study in a folder."""
     contents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return [c for c in contents if isinstance(c, dict) and c.get("format") == FORMAT and "scores" in c]
+    return [c for c in contents if isinstance(c, dict) and c.get("format") == Run.FORMAT and "scores" in c]
 
 
 def check_comparable(results: Sequence[Result], where: str) -> None:

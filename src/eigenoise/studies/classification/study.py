@@ -15,21 +15,19 @@ import torch
 from eigenoise import checks, models
 from eigenoise.optim.natural_gradient import CONV_BASES
 from eigenoise.parallel.ranks import Ranks
+from eigenoise.studies import runner
 from eigenoise.studies.classification.evaluation import EvaluationSets, corrupted_images
 from eigenoise.studies.classification.training import METHODS, Training
 from eigenoise.studies.data import Images, images
 from eigenoise.studies.recipes import Setting, classification_recipe
-from eigenoise.studies.runner import ResumableRun
 
-FORMAT = 1
-SAVE_STEPS = 100  # between checkpoints
 TRAIN_SIZE = 50_000
 VALIDATION_SIZE = 5_000  # training images that validation tests on
 OOD_SIZE = 2_000  # test images of each out-of-distribution set
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(runner.Run):
     """What to run.
 
     Attributes:
@@ -45,6 +43,9 @@ class Run:
         corrupted: number of test images to corrupt in 15 ways and test as well.
         options: optimiser arguments that replace the recipe's.
     """
+
+    FORMAT = 1
+    SAVE_STEPS = 100
 
     method: str
     setting: Setting
@@ -88,11 +89,6 @@ class Run:
             "options": {**recipe, **self.options},
         }
         return json.loads(json.dumps(settings))
-
-    def files(self, out: Path, device: str = "cpu", processes: int = 1) -> ResumableRun:
-        """Returns the run's files in the folder ``out``, for a run on ``device`` by so many processes."""
-        conditions = {"device": device, "processes": processes}
-        return ResumableRun(out, self.name, self.settings(), FORMAT, conditions, save_steps=SAVE_STEPS)
 
 
 def run_cifar10(
@@ -145,8 +141,10 @@ def run_cifar10(
         seed=run.seed,
         ranks=ranks,
     )
-    files = run.files(out, target.type, processes)
-    return files.execute(training, ranks=ranks, on_step=lambda: on_step(training), on_pass=on_pass)
+    conditions = {"device": target.type, "processes": processes}
+    return run.execute(
+        training, out, conditions=conditions, ranks=ranks, on_step=lambda: on_step(training), on_pass=on_pass
+    )
 
 
 def check(run: Run, out: Path, resume: bool, processes: int = 1) -> dict[str, Any] | None:
@@ -155,14 +153,12 @@ def check(run: Run, out: Path, resume: bool, processes: int = 1) -> dict[str, An
     Raises:
         ValueError: if there are files of another run, or a checkpoint and ``resume`` is False.
     """
-    files = run.files(out)
-    result = files.result()
+    result, checkpoints = run.result(out), run.checkpoints(out)
     if result is not None and result.get("processes", 1) != processes:
         raise ValueError(
-            f"{files.path} is the result of {result.get('processes', 1)} processes, not {processes}; choose another "
+            f"{run.path(out)} is the result of {result.get('processes', 1)} processes, not {processes}; choose another "
             "folder or move it away"
         )
-    checkpoints = files.checkpoints()
     if result is None and checkpoints.exist and not resume:
         raise ValueError(f"{checkpoints.path} is a stopped run: continue it with --resume, or delete it to restart")
     return result

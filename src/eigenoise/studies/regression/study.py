@@ -11,18 +11,14 @@ from typing import Any
 
 from eigenoise import checks
 from eigenoise.optim.methods import BAYESIAN
-from eigenoise.studies import data
+from eigenoise.studies import data, runner
 from eigenoise.studies.data import uci
 from eigenoise.studies.recipes import Preset, Recipe
 from eigenoise.studies.regression.training import Training
-from eigenoise.studies.runner import ResumableRun
-
-FORMAT = 2
-SAVE_SECONDS = 20.0  # between checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(runner.Run):
     """What to run.
 
     Attributes:
@@ -34,6 +30,9 @@ class Run:
         canonical: whether to use the canonical splits rather than random ones; None for the preset's kind.
         seed: seed of initial weights, weight noise and the order of the data.
     """
+
+    FORMAT = 2
+    SAVE_SECONDS = 20.0
 
     set_name: str
     method: str
@@ -101,11 +100,6 @@ class Run:
             )
         return range(count) if self.uses_canonical else range(1, count + 1)
 
-    def files(self, out: Path, is_sample: bool = False) -> ResumableRun:
-        """Returns the run's files in the folder ``out``; ``is_sample``: whether only a sample of the set is used."""
-        conditions = {"sample_of_the_set": is_sample}
-        return ResumableRun(out, self.name, self.settings(), FORMAT, conditions, save_seconds=SAVE_SECONDS)
-
 
 def run_uci(
     run: Run,
@@ -125,11 +119,11 @@ def run_uci(
         ValueError: for impossible settings, or files that belong to another run.
         DataFileError: if data is missing or damaged.
     """
-    result = run.files(out).result()
+    result = run.result(out)
     if result is not None:
         if result["sample_of_the_set"] != (uci.presence(run.set_name, folder) == "a sample"):
             raise ValueError(
-                f"{run.files(out).path} is the result of a sample of the set or of all of it, and the data cache now "
+                f"{run.path(out)} is the result of a sample of the set or of all of it, and the data cache now "
                 "holds the other; choose another folder"
             )
         return result
@@ -138,7 +132,8 @@ def run_uci(
     training = Training(
         run.recipe(), run.method, splits, hidden=about.hidden, batch_size=about.batch_size, seed=run.seed
     )
-    result = run.files(out, is_sample).execute(training, on_step=lambda: on_epoch(training))
+    conditions = {"sample_of_the_set": is_sample}
+    result = run.execute(training, out, conditions=conditions, on_step=lambda: on_epoch(training))
     assert result is not None  # one process
     return result
 
