@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import eigenoise as en
 from eigenoise.cli import app
+from eigenoise.reporting.tables import markdown
 from eigenoise.studies.bench import growth, measure, memory, peers, run, show
 from eigenoise.studies.bench.cases import CASES, Case
 from eigenoise.studies.bench.steps import OURS, STUDY, Stepper
@@ -130,7 +131,7 @@ def test_what_grew_is_named():
 def test_tables_and_pictures(tmp_path):
     sizes = [64, 128, 256, 512]
     whole = results(2.0) | {"growth": {"width": {"sizes": sizes, "ms": {"plain": [s**2 / 1e4 for s in sizes]}}}}
-    text = show.markdown(whole)
+    text = markdown(show.grids(whole))
     assert "| ours | 2.00 | 1.90–2.10 | 3.0 | 1 | 500 |" in text
     assert "| 2.00 | 2 |" in text  # fitted power, theory
     assert all(path.stat().st_size > 1000 for path in show.pictures(whole, tmp_path))

@@ -44,6 +44,7 @@ def bench(
 
     from eigenoise import checks, storage
     from eigenoise.reporting.progress import watching
+    from eigenoise.reporting.tables import markdown
     from eigenoise.studies.bench import run, show
     from eigenoise.studies.bench.cases import CASES
 
@@ -64,7 +65,7 @@ def bench(
                 storage.write_json(out / "bench.json", results)
         for grid in show.grids(results):
             terminal.print(rich_table(grid))
-        storage.write_text(out / "bench.md", show.markdown(results))
+        storage.write_text(out / "bench.md", markdown(show.grids(results)))
         for path in (out / "bench.json", out / "bench.md", *show.pictures(results, out)):
             say(terminal, f"written: {path}")
     if before is not None:

@@ -27,7 +27,7 @@ def load(name: str) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _arguments(layers: list[Layer], method: str) -> dict[str, Any]:
+def arguments(layers: list[Layer], method: str) -> dict[str, Any]:
     """Merges what ``layers`` say to all methods, to natural-gradient methods and to this one; later values win."""
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -92,7 +92,7 @@ def _recipe(
         epochs=per_set.get("epochs", settings.get("epochs")),
         **load("regression")["common"],
         noise={key: tuple(value) if isinstance(value, list) else value for key, value in settings["noise"].items()},
-        optimizer={**_arguments(layers, method), **choice},
+        optimizer={**arguments(layers, method), **choice},
         noise_scale=noise_scale,
     )
 
@@ -181,4 +181,4 @@ def classification_recipe(method: str, setting: Setting, train_size: int | None 
     settings = load("classification")
     chosen = settings["chosen"][settings["chosen_for"].get(method, method)][setting.name]
     grown = chosen["kl_weight"] * (train_size or settings["tuned_on"]) / settings["tuned_on"]
-    return {**chosen, "kl_weight": min(1.0, grown), **_arguments([settings["optimizer"]], method)}
+    return {**chosen, "kl_weight": min(1.0, grown), **arguments([settings["optimizer"]], method)}

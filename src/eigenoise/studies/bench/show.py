@@ -83,11 +83,6 @@ def grids(results: Mapping[str, Any]) -> list[Grid]:
     return [*found, growth_table(results["growth"])] if results.get("growth") else found
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """All tables, one below the other."""
-    return "\n".join(grid.markdown() for grid in grids(results))
-
-
 def pictures(results: Mapping[str, Any], out: Path) -> list[Path]:
     """Bars of ratios for each case, and the growth of the cost."""
     cases = {
