@@ -462,8 +462,8 @@ def test_bad_words_on_the_command_line(houses, tmp_path):
     for more, message in (
         (("--task", "guessing"), "task must be one of"),
         (("--drop", "aera"), "no column 'aera'; is it 'area'"),
-        (("--hidden", "many"), "--hidden must be numbers from 1 to 10,000"),
-        (("--hidden", "10000000000000"), "--hidden must be numbers"),
+        (("--hidden", "many"), "--hidden: expected numbers from 1 to 10,000"),
+        (("--hidden", "10000000000000"), "--hidden: expected numbers"),
         (("--out", str(table)), "--out must be another file than"),
         (("--out", str(tmp_path)), "--out must be a file"),
         (("--held-out", "1.5"), "held_out must be"),

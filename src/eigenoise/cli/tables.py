@@ -9,7 +9,7 @@ import typer
 
 from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say
 
-WIDEST = 10_000  # units of a hidden layer
+MAX_WIDTH = 10_000  # units of a hidden layer
 
 
 def _check_out(out: Path, *read: Path) -> None:
@@ -29,8 +29,8 @@ def _sizes(hidden: str) -> tuple[int, ...]:
         sizes = tuple(int(size) for size in hidden.split(","))
     except ValueError:
         sizes = ()
-    if not sizes or not all(1 <= size <= WIDEST for size in sizes):
-        raise ValueError(f"--hidden must be numbers from 1 to {WIDEST:,} such as 50 or 100,50, but {hidden!r} came")
+    if not sizes or not all(1 <= size <= MAX_WIDTH for size in sizes):
+        raise ValueError(f"--hidden: expected numbers from 1 to {MAX_WIDTH:,} such as 50 or 100,50, got {hidden!r}")
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the studies, drawn from result files alone; each is written as PNG and as SVG."""
+"""Figures, drawn from result files alone and written as PNG and as SVG; names and colours of methods."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def covariance_cartoon(planes: Sequence[Mapping[str, Any]], stem: Path) -> list[
 
 
 def scaling(layer: Mapping[str, Any], stem: Path) -> list[Path]:
-    """The spectrum in the Kronecker basis: K-FAC's outer product against EK-FAC's own numbers (Figure 2).
+    """The spectrum in the Kronecker basis: K-FAC's outer product against EK-FAC's second moments (Figure 2).
 
     Args:
         layer: ``kfac`` and ``ekfac``, both p×n, and the layer's ``name``.
@@ -212,12 +212,12 @@ def predicted(points: Mapping[str, Sequence[float]], stem: Path) -> list[Path]:
 def spectra(layers: Mapping[str, Mapping[str, Sequence[float]]], stem: Path) -> list[Path]:
     """The sorted spectrum of R beside K-FAC's products, a panel for each layer."""
     figure, panels = _panels(len(layers), width=2.6, height=2.3)
-    for panel, (name, own) in zip(panels, layers.items(), strict=True):
+    for panel, (name, layer) in zip(panels, layers.items(), strict=True):
         for key, color, text in (
             ("kfac", COLORS["noisy-kfac"], "K-FAC: Λ_S⊗Λ_A"),
             ("R", COLORS["noisy-ekfac"], "EK-FAC: R"),
         ):
-            values = np.maximum(np.asarray(own[key]), 1e-16)
+            values = np.maximum(np.asarray(layer[key]), 1e-16)
             panel.plot(np.linspace(0, 1, len(values)), values, color=color, lw=1.2, label=text)
         panel.set(title=name, yscale="log")
     _label(figure, panels, "share of directions, flattest first", "second moment of the gradient")

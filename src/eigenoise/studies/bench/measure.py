@@ -19,7 +19,7 @@ Progress = Callable[[str], None]
 def ratios(
     case: Case, methods: Mapping[str, Callable[[Case], Stepper]], rounds: int, on_round: Progress = lambda name: None
 ) -> dict[str, Any]:
-    """Cost of each method's step on ``case``, amortised over its cycle, as a ratio to a step of SGD.
+    """Measures the cost of each method's step on ``case``, amortised over its cycle, as a ratio to a step of SGD.
 
     In each round every method is timed right after SGD, by CPU time of one thread; a step of each kind that its cycle
     has is weighed by how often it comes.
@@ -41,7 +41,7 @@ def ratios(
     reasons = {name: one for name, one in made.items() if isinstance(one, str)}
     for stepper in (base, *steppers.values()):
         warm_up(stepper)
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in steppers}
+    costs: dict[str, dict[str, list[float]]] = {name: {} for name in steppers}
     sgd_times = [_time(base, case.steps, 0)]
     for _ in range(rounds):
         for name, stepper in steppers.items():
@@ -49,15 +49,15 @@ def ratios(
             sgd_times.append(unit)
             for kind, (place, _share) in stepper.kinds().items():
                 count = max(case.steps, stepper.period) if kind == "plain" else max(1, case.steps // 4)
-                cost = _time(stepper, count, place) / stepper.models
-                found[name].setdefault(kind, []).append(cost / unit)
+                seconds = _time(stepper, count, place) / stepper.models
+                costs[name].setdefault(kind, []).append(seconds / unit)
             on_round(name)
     scale = statistics.median(sgd_times)
     result: dict[str, Any] = {"title": case.title, "sgd_ms": 1e3 * scale, "rounds": rounds, "methods": {}}
     for name, stepper in steppers.items():
         shares = {kind: share for kind, (_, share) in stepper.kinds().items()}
-        whole = [sum(shares[kind] * found[name][kind][i] for kind in shares) for i in range(rounds)]
-        kinds = {kind: {"share": shares[kind], "ratio": statistics.median(found[name][kind])} for kind in shares}
+        whole = [sum(shares[kind] * costs[name][kind][i] for kind in shares) for i in range(rounds)]
+        kinds = {kind: {"share": shares[kind], "ratio": statistics.median(costs[name][kind])} for kind in shares}
         middle = statistics.median(whole)
         result["methods"][name] = {
             "ratio": middle,
@@ -71,7 +71,7 @@ def ratios(
 
 
 def _try(make: Callable[[Case], Stepper], case: Case) -> Stepper | str:
-    """A stepper, or why there is none."""
+    """Returns a stepper, or the reason why there is none."""
     try:
         return make(case)
     except Unsupported as error:
@@ -79,18 +79,18 @@ def _try(make: Callable[[Case], Stepper], case: Case) -> Stepper | str:
 
 
 def seconds_of_each_kind(stepper: Stepper) -> dict[str, float]:
-    """Seconds of a ``plain`` step, and of what ``statistics`` and a whole new ``basis`` cost on top of one."""
+    """Measures seconds of a ``plain`` step, and of what ``statistics`` and a whole new ``basis`` cost on top of one."""
     times = {kind: _time(stepper, 3 if kind == "plain" else 1, place) for kind, (place, _) in stepper.kinds().items()}
     plain, with_statistics = times["plain"], times["statistics"]
-    found = {"plain": plain, "statistics": with_statistics - plain, "basis": 0.0}
+    seconds_by_kind = {"plain": plain, "statistics": with_statistics - plain, "basis": 0.0}
     for kind, seconds in times.items():
         if "basis" in kind:
-            found["basis"] += seconds - (with_statistics if "statistics" in kind else plain)
-    return found
+            seconds_by_kind["basis"] += seconds - (with_statistics if "statistics" in kind else plain)
+    return seconds_by_kind
 
 
 def warm_up(stepper: Stepper) -> None:
-    """One step of each kind, the first of all included."""
+    """Makes one step of each kind, after the very first."""
     stepper.step()
     for place, _ in stepper.kinds().values():
         stepper.seek(place)
@@ -98,7 +98,7 @@ def warm_up(stepper: Stepper) -> None:
 
 
 def _time(stepper: Stepper, count: int, place: int) -> float:
-    """Seconds of CPU time of a step at ``place`` of the cycle, mean over ``count``."""
+    """Measures seconds of CPU time of a step at ``place`` of the cycle, mean over ``count``."""
     total = 0.0
     for _ in range(count):
         stepper.seek(place)

@@ -79,8 +79,8 @@ def growth_table(growth: Mapping[str, Any]) -> Grid:
 
 def grids(results: Mapping[str, Any]) -> list[Grid]:
     """All tables."""
-    found = [table(case, result) for case, result in results["cases"].items()]
-    return [*found, growth_table(results["growth"])] if results.get("growth") else found
+    tables = [table(case, result) for case, result in results["cases"].items()]
+    return [*tables, growth_table(results["growth"])] if results.get("growth") else tables
 
 
 def pictures(results: Mapping[str, Any], out: Path) -> list[Path]:
