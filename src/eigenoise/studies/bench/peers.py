@@ -206,10 +206,9 @@ _KNOWN = {
     f"SINGD dense, every {SINGD_EVERY} (singd)": _Peer("singd", _singd, period=SINGD_EVERY),
     "Laplace fit, Kronecker, per batch (laplace-torch)": _Peer("laplace", _laplace),
 }
-PEERS: Mapping[str, Callable[[Case], Step]] = MappingProxyType({label: peer.make for label, peer in _KNOWN.items()})
 PERIODS: Mapping[str, int] = MappingProxyType({label: peer.period for label, peer in _KNOWN.items()})
 
 
 def installed() -> dict[str, Callable[[Case], Step]]:
-    """The peers whose module can be found, in the order of ``PEERS``; none is imported."""
+    """Returns the peers whose module can be found; none is imported."""
     return {label: peer.make for label, peer in _KNOWN.items() if importlib.util.find_spec(peer.module) is not None}
