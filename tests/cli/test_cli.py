@@ -91,7 +91,7 @@ def test_bad_arguments_end_with_2(arguments):
     ("error", "code", "said"),
     [
         (NotFiniteError("the loss is NaN"), 1, "eigenoise fit: diverged: the loss is NaN"),
-        (ValueError("--out must be a file"), 2, "eigenoise fit: --out must be a file"),
+        (ValueError("--out: expected a file"), 2, "eigenoise fit: --out: expected a file"),
         (OSError(28, "No space left on device"), 2, "eigenoise fit: [Errno 28] No space left on device"),
         (KeyboardInterrupt(), 130, "eigenoise fit: stopped; nothing was written"),
     ],

@@ -73,6 +73,18 @@ def rich_table(grid: Grid) -> Table:
     return table
 
 
+def check_out_file(out: Path, *inputs: Path) -> None:
+    """Raises before any work is done if ``out`` cannot be written or is one of the files that are read."""
+    from eigenoise import storage
+
+    storage.folder(out.parent)
+    if out.is_dir():
+        raise ValueError(f"--out: expected a file, got the folder {out}")
+    for path in inputs:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"--out: expected another file than {path}, which would be lost")
+
+
 def board_for(folder: Path | None, name: str) -> AbstractContextManager[Board | None]:
     """Opens the TensorBoard folder of a run, or nothing without ``folder``."""
     if folder is None:

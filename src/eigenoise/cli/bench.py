@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _seen(task: Task, count: Iterator[int], name: str) -> None:
-    """Show that one more is done."""
+    """Shows that one more is done."""
     task.to(next(count), name)
 
 
@@ -54,7 +54,7 @@ def bench(
         names = [checks.choice("case", name, CASES) for name in cases or CASES]
         before = None if against is None else json.loads(against.read_text())
         if before is not None and not (isinstance(before, dict) and "cases" in before):
-            raise ValueError(f"--against must be a result of this command, but {against} is none")
+            raise ValueError(f"--against: expected a result of this command, got {against}")
         storage.folder(out)
         with watching(not quiet) as watch:
             results = run.begun(out / "bench.json")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console, reported, say
+from eigenoise.cli.base import Quiet, app, check_out_file, console, reported, say
 
 
 @app.command()
@@ -20,14 +20,11 @@ def report(
 
     Example: eigenoise report results --out report.html
     """
-    from eigenoise import storage
     from eigenoise.reporting.progress import watching
     from eigenoise.studies import html_report
 
     with reported("report"):
-        storage.folder(out.parent)
-        if out.is_dir():
-            raise ValueError(f"--out must be a file, but {out} is a folder")
+        check_out_file(out)
         with watching(not quiet) as watch:
             task = watch.task("drawing")
             html_report.write(folder, out)

@@ -7,21 +7,9 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say
+from eigenoise.cli.base import Quiet, app, check_out_file, console, reported, rich_table, say
 
 MAX_WIDTH = 10_000  # units of a hidden layer
-
-
-def _check_out(out: Path, *read: Path) -> None:
-    """Before work is done: ``out`` can be written, and is none of the files that were read."""
-    from eigenoise import storage
-
-    storage.folder(out.parent)
-    if out.is_dir():
-        raise ValueError(f"--out must be a file, but {out} is a folder")
-    for path in read:
-        if out.exists() and path.exists() and out.samefile(path):
-            raise ValueError(f"--out must be another file than {path}, which would be lost")
 
 
 def _sizes(hidden: str) -> tuple[int, ...]:
@@ -60,7 +48,7 @@ def fit(
     with reported("fit", "nothing was written"):
         sizes = _sizes(hidden)
         frame = read_table(table, encoding)
-        _check_out(out, table)
+        check_out_file(out, table)
         learned = learn(
             frame,
             target,
@@ -104,7 +92,7 @@ def predict(
 
     with reported("predict", "nothing was written"):
         checks.number("--interval", interval, open_low=True, high=0.9999)
-        _check_out(out, table, model)
+        check_out_file(out, table, model)
         learned = Learned.load(model)
         texts = [column.name for column in learned.schema.columns if column.kind == "category"]
         predicted = add_predictions(learned, read_table(table, encoding, texts), interval)

@@ -1,4 +1,4 @@
-"""Peak memory of training, each method in a process of its own."""
+"""Peak memory of training, each method in a new process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RUN = "import sys; from eigenoise.studies.bench.memory import run; run(*sys.arg
 
 
 def peak(case: str, method: str) -> float | None:
-    """Resident megabytes at most, in a new process that makes a step of each kind; None where that cannot be known."""
+    """Measures peak resident megabytes of a new process that makes a step of each kind; None on Windows."""
     if sys.platform == "win32":
         return None
     command = [sys.executable, "-c", _RUN, case, method]
@@ -26,7 +26,7 @@ def peak(case: str, method: str) -> float | None:
 
 
 def run(case: str, method: str) -> None:
-    """Make the steps and print the peak; what the new process does."""
+    """Makes the steps and prints the peak; runs in the new process."""
     import torch
 
     torch.set_num_threads(1)
