@@ -23,12 +23,16 @@ def _seen(task: Task, count: Iterator[int], name: str) -> None:
 
 @app.command()
 def bench(
-    cases: Annotated[list[str] | None, typer.Argument(help="Of a, b, c, c+bn and d; all if none is named.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often every method is timed.")] = 5,
-    peers: Annotated[bool, typer.Option(help="Other libraries too, as far as they are installed.")] = True,
-    memory: Annotated[bool, typer.Option(help="Peak memory too, each method in a process of its own.")] = True,
-    growth: Annotated[bool, typer.Option(help="How the cost grows with width, batch, depth, splits, samples.")] = False,
-    against: Annotated[Path | None, typer.Option(help="An older result: say what grew.")] = None,
+    cases: Annotated[list[str] | None, typer.Argument(help="Cases among a, b, c, c+bn and d; by default all.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each method.")] = 5,
+    peers: Annotated[bool, typer.Option(help="Time other installed libraries as well.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each method in a new process.")] = True,
+    growth: Annotated[
+        bool, typer.Option(help="Measure how the cost grows with width, batch, depth, splits, samples.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="An older result to compare with; exit code 1 if a cost grew.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, tables and pictures.")] = Path("bench"),
     quiet: Quiet = False,
 ) -> None:

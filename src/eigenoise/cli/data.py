@@ -8,7 +8,7 @@ import typer
 
 from eigenoise.cli.base import Quiet, app, console, reported, rich_table
 
-data_app = typer.Typer(no_args_is_help=True, help="The data cache: what is there, fetch more, where it is.")
+data_app = typer.Typer(no_args_is_help=True, help="The data cache: list it, fetch sets, show its path.")
 app.add_typer(data_app, name="data")
 
 

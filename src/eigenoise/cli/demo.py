@@ -13,7 +13,7 @@ from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say, s
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("demo"),
-    epochs: Annotated[int, typer.Option(min=2, help="Passes over the data.")] = 150,
+    epochs: Annotated[int, typer.Option(min=2, help="Number of epochs.")] = 150,
     splits: Annotated[int, typer.Option(min=1, help="Random train/test splits, trained all at once.")] = 10,
     quiet: Quiet = False,
 ) -> None:

@@ -13,7 +13,7 @@ from eigenoise.cli.base import Quiet, app, check_out_file, console, reported, sa
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder with results of uci, cifar10, fit or bench.")],
-    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="File of the page.")] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
     """Make one page to look at from all results in a folder, with every picture in it.

@@ -26,15 +26,17 @@ def _sizes(hidden: str) -> tuple[int, ...]:
 def fit(
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
-    out: Annotated[Path, typer.Option(help="The model's file.")],
-    task: Annotated[str | None, typer.Option(help="regression or classification; else seen from the target.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="A column not to learn from; more than once for more.")] = None,
+    out: Annotated[Path, typer.Option(help="File of the model.")],
+    task: Annotated[
+        str | None, typer.Option(help="regression or classification; by default inferred from the target.")
+    ] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; repeat for more.")] = None,
     method: Annotated[str, typer.Option(help="noisy-ekfac, noisy-kfac, noisy-adam or bbb.")] = "noisy-ekfac",
-    members: Annotated[int, typer.Option(min=1, help="Networks of an ensemble.")] = 5,
+    members: Annotated[int, typer.Option(min=1, help="Number of networks in the ensemble.")] = 5,
     hidden: Annotated[str, typer.Option(help="Units of the hidden layers, such as 50 or 100,50.")] = "50",
-    held_out: Annotated[float, typer.Option(help="The part of the rows to test on.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, help="Of which rows, and of the fit.")] = 0,
-    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    held_out: Annotated[float, typer.Option(help="Fraction of the rows to test on.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out rows and of the fit.")] = 0,
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file.")] = "utf-8",
     quiet: Quiet = False,
 ) -> None:
     """Learn to predict a column of a table, and say how well, beside scikit-learn's models.
@@ -74,11 +76,11 @@ def fit(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="What fit wrote.")],
+    model: Annotated[Path, typer.Argument(help="A model that fit wrote.")],
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the same columns.")],
-    out: Annotated[Path, typer.Option(help="The table with predictions.")],
-    interval: Annotated[float, typer.Option(help="How much of the truth intervals shall hold.")] = 0.9,
-    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    out: Annotated[Path, typer.Option(help="File of the table with predictions.")],
+    interval: Annotated[float, typer.Option(help="Probability of the predictive intervals.")] = 0.9,
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file.")] = "utf-8",
     quiet: Quiet = False,
 ) -> None:
     """Add predictions to a table: a number and its interval, or a class and all probabilities.

@@ -24,9 +24,11 @@ from eigenoise.cli.base import (
 @app.command()
 def uci(
     sets: Annotated[list[str] | None, typer.Argument(help="UCI sets; by default all that are available.")] = None,
-    method: Annotated[str, typer.Option(help="One or more, with commas.")] = "noisy-ekfac,noisy-kfac,noisy-adam,bbb",
+    method: Annotated[
+        str, typer.Option(help="One or more methods, separated by commas.")
+    ] = "noisy-ekfac,noisy-kfac,noisy-adam,bbb",
     preset: Annotated[str, typer.Option(help="Settings: best, paper or elbo.")] = "best",
-    splits: Annotated[int | None, typer.Option(min=1, help="How many splits; the paper's number by default.")] = None,
+    splits: Annotated[int | None, typer.Option(min=1, help="Number of splits; by default the paper's.")] = None,
     canonical: Annotated[
         bool | None,
         typer.Option(
