@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import eigenoise as en
 from eigenoise.cli import app
 from eigenoise.reporting.tables import markdown
-from eigenoise.studies.bench import growth, measure, memory, peers, run, show
+from eigenoise.studies.bench import growth, measure, peers, run, show
 from eigenoise.studies.bench.cases import CASES, Case
 from eigenoise.studies.bench.steps import OURS, STUDY, Stepper
 
@@ -109,7 +109,7 @@ def test_case_names_are_their_own():
 
 def test_memory_is_that_of_a_process_of_its_own():
     ballast = torch.ones(150_000_000)  # 600 MB that must not be counted
-    used = memory.peak("a", "SGD")
+    used = measure.peak_memory("a", "SGD")
     assert 50 < used < 600
     assert ballast[0] == 1
 

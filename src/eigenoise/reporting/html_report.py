@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -22,15 +23,15 @@ class Figure:
     source: str
 
     @classmethod
-    def draw(cls, title: str, draw: Callable[[Path], Sequence[Path]]) -> Figure:
-        """Embeds the SVG file that ``draw`` writes for a path without suffix.
+    def draw(cls, title: str, draw: Callable[[Any, Path], Sequence[Path]], content: Any) -> Figure:
+        """Embeds the SVG file that ``draw`` writes for ``content`` and a path without suffix.
 
-        Each figure is an image of its own, so that identifiers inside do not clash.
+        Each figure is a separate image, so that identifiers inside do not clash.
         """
         with tempfile.TemporaryDirectory() as folder:
-            paths = draw(Path(folder) / "figure")
-            content = next(path for path in paths if path.suffix == ".svg").read_bytes()
-        return cls(title, f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}")
+            paths = draw(content, Path(folder) / "figure")
+            svg = next(path for path in paths if path.suffix == ".svg").read_bytes()
+        return cls(title, f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
 
 
 @dataclass(frozen=True)

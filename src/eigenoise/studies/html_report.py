@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping
@@ -51,8 +50,8 @@ def _regression(folder: Path) -> Iterator[Section]:
         if results:
             table = regression_report.by_set(results)
             drawn = [
-                Figure.draw("Training", functools.partial(figures.training_curves, table)),
-                Figure.draw("Calibration of intervals", functools.partial(figures.calibration, table)),
+                Figure.draw("Training", figures.training_curves, table),
+                Figure.draw("Calibration of intervals", figures.calibration, table),
             ]
             yield Section(f"Regression, preset {preset}{kind}", regression_report.grids(results), drawn)
 
@@ -63,8 +62,8 @@ def _classification(folder: Path) -> Iterator[Section]:
         return
     classification_report.check_comparable(results, str(folder))
     drawn = [
-        Figure.draw("Training", functools.partial(classification_report.curves, results)),
-        Figure.draw("Reliability of probabilities", functools.partial(classification_report.reliability, results)),
+        Figure.draw("Training", classification_report.curves, results),
+        Figure.draw("Reliability of probabilities", classification_report.reliability, results),
     ]
     with_spectra = [result for result in results if result.get("spectra")]
     if with_spectra:
@@ -85,11 +84,11 @@ def _tables(folder: Path) -> Iterator[Section]:
         details, drawn = learned.details, []
         if "points" in details:
             title = "Predicted against true, and where the variance comes from"
-            drawn.append(Figure.draw(title, functools.partial(figures.predicted, details["points"])))
+            drawn.append(Figure.draw(title, figures.predicted, details["points"]))
         if "reliability" in details:
             target = learned.schema.target.replace("$", r"\$")  # dollars would begin mathematics in a figure's title
             bins = {target: {learned.estimator.method: details["reliability"]}}
-            drawn.append(Figure.draw("Reliability of probabilities", functools.partial(figures.reliability, bins)))
+            drawn.append(Figure.draw("Reliability of probabilities", figures.reliability, bins))
         if details.get("spectra"):
             drawn.append(_spectra(details["spectra"], path.name))
         yield Section(f"{learned.schema.target} ({path.name})", [learned.grid()], drawn)
@@ -103,4 +102,4 @@ def _bench(folder: Path) -> Iterator[Section]:
 
 def _spectra(layers: Mapping[str, Any], name: str) -> Figure:
     first = dict(itertools.islice(layers.items(), MAX_SPECTRA))
-    return Figure.draw(f"Spectra of {name}: R against K-FAC's eigenvalues", functools.partial(figures.spectra, first))
+    return Figure.draw(f"Spectra of {name}: R against K-FAC's eigenvalues", figures.spectra, first)

@@ -1,17 +1,21 @@
-"""Timing methods against SGD: they take turns, so that a noisy machine slows all alike."""
+"""Time and memory of a step: methods take turns with SGD, so that a noisy machine slows all alike."""
 
 from __future__ import annotations
 
+import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from eigenoise.studies.bench.cases import Case
-from eigenoise.studies.bench.peers import Unsupported
-from eigenoise.studies.bench.steps import Stepper, sgd
+from eigenoise.studies.bench.cases import CASES, Case
+from eigenoise.studies.bench.peers import Unsupported, installed
+from eigenoise.studies.bench.steps import MORE, OURS, Stepper, sgd
 
 Progress = Callable[[str], None]
 
@@ -113,3 +117,39 @@ def _quartiles(values: list[float]) -> list[float]:
         return [values[0], values[0]]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return [low, high]
+
+
+_PRINT_PEAK = "import sys; from eigenoise.studies.bench.measure import print_peak_memory as f; f(*sys.argv[1:])"
+
+
+def peak_memory(case: str, method: str) -> float | None:
+    """Measures peak resident megabytes of a new process that makes a step of each kind; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    command = [sys.executable, "-c", _PRINT_PEAK, case, method]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"measuring the memory of {method!r} on case {case!r} failed:\n{result.stderr[-2000:]}")
+    return float(result.stdout.strip().splitlines()[-1])
+
+
+def print_peak_memory(case: str, method: str) -> None:
+    """Makes the steps and prints the peak; runs in the new process."""
+    torch.set_num_threads(1)
+    problem = CASES[case]()
+    makers = {"SGD": sgd, **OURS, **MORE.get(case, {})}
+    stepper = makers[method](problem) if method in makers else Stepper(installed()[method](problem))
+    for _ in range(2):
+        for place, _share in stepper.kinds().values():
+            stepper.seek(place)
+            stepper.step()
+    print(_peak_megabytes())
+
+
+def _peak_megabytes() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count the parent process too, from before this one's own program began
+        return int(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from eigenoise.studies.bench import growth as growing
-from eigenoise.studies.bench import memory as memory_peaks
 from eigenoise.studies.bench import peers as others
 from eigenoise.studies.bench.cases import CASES, Case
-from eigenoise.studies.bench.measure import ratios
+from eigenoise.studies.bench.measure import peak_memory, ratios
 from eigenoise.studies.bench.steps import MORE, OURS, MakeStepper, Stepper
 from eigenoise.studies.runner import environment
 
@@ -88,7 +87,7 @@ def _memory(name: str, labels: Sequence[str], results: dict[str, Any], on_step: 
     peaks = results["cases"][name]["memory"] = {}
     for label in labels:
         if "reason" not in results["cases"][name]["methods"].get(label, {}):
-            peaks[label] = memory_peaks.peak(name, label)
+            peaks[label] = peak_memory(name, label)
         on_step(label)
 
 
