@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from eigenoise import storage
+from eigenoise.reporting.tables import markdown
 from eigenoise.studies.bench import show
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +30,7 @@ SHORT += ["BBB (bayesian-torch)", "SINGD dense, every 10 (singd)"]
 
 def main() -> None:
     results = json.loads((FOLDER / "bench.json").read_text())
-    storage.write_text(FOLDER / "bench.md", show.markdown(results))
+    storage.write_text(FOLDER / "bench.md", markdown(show.grids(results)))
     show.pictures(results, ROOT / "docs" / "images")
     replace(ROOT / "docs" / "speed.md", show.summary(results).markdown())
     replace(ROOT / "README.md", show.summary(results, ["a", "b", "c"], SHORT).markdown())

@@ -28,7 +28,7 @@ from eigenoise import linalg, storage
 from eigenoise.models import VGG16
 from eigenoise.optim.decomposition_schedule import turns
 from eigenoise.parallel.ranks import divided
-from eigenoise.studies import runs
+from eigenoise.studies.runner import environment
 
 RESULTS = Path(__file__).parent / "results"
 OUT = RESULTS / "cost_model.json"
@@ -191,7 +191,7 @@ def measure() -> dict:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(_reduce, (count, folder), nprocs=count)
             sent[count] = json.loads(Path(folder, "found").read_text())
-    return {"per_cube": by_size, "per_number": sent, "environment": runs.environment()}
+    return {"per_cube": by_size, "per_number": sent, "environment": environment()}
 
 
 def seconds_of(cubes: float, measured: dict) -> float:

@@ -20,7 +20,7 @@ from eigenoise import storage
 from eigenoise.fisher import Diagonal, Eigen, Kronecker
 from eigenoise.optim import training
 from eigenoise.studies import data
-from eigenoise.studies.runs import environment
+from eigenoise.studies.runner import environment
 
 LAYER = "0"
 OUT = Path(__file__).parent / "results" / "covariances.json"

@@ -18,8 +18,8 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import fuzzing
 from eigenoise import storage
-from eigenoise.studies import runs
 from eigenoise.studies.data import images
+from eigenoise.studies.runner import environment
 
 OUT = Path(__file__).parent / "results" / "fuzz.json"
 
@@ -42,7 +42,7 @@ def main() -> None:
         for name in track(fuzzing.READERS, "readers"):
             with tempfile.TemporaryDirectory() as folder:
                 found[name] = fuzzing.fuzz(name, args.cases, args.seed, Path(folder))
-        storage.write_json(OUT, {"readers": found, "seed": args.seed, "environment": runs.environment()})
+        storage.write_json(OUT, {"readers": found, "seed": args.seed, "environment": environment()})
     show(json.loads(OUT.read_text()))
 
 

@@ -20,7 +20,7 @@ import torch
 
 import eigenoise as en
 from eigenoise.studies import data
-from eigenoise.studies.runs import environment
+from eigenoise.studies.runner import environment
 
 EPOCHS = (1, 20, 100)
 BATCHES = (10, 100, 455)

@@ -22,11 +22,10 @@ import torch
 
 from eigenoise import storage
 from eigenoise.reporting.progress import watching
-from eigenoise.studies import runs
 from eigenoise.studies.checkpoints import read
-from eigenoise.studies.regression import study
-from eigenoise.studies.regression.presets import PRESETS
+from eigenoise.studies.recipes import PRESETS
 from eigenoise.studies.regression.study import Run, run_uci
+from eigenoise.studies.runner import environment
 
 OUT = Path(__file__).parent / "results" / "kills.json"
 METHODS = ("noisy-ekfac", "noisy-kfac", "noisy-adam", "bbb")
@@ -46,7 +45,7 @@ def killed_after(run: Run, out: Path, seconds: float) -> tuple[bool, int]:
     if child == 0:
         os.close(reading)
         try:
-            run_uci(run, out, on_epoch=lambda trial: os.write(writing, b"."))
+            run_uci(run, out, on_epoch=lambda training: os.write(writing, b"."))
             os._exit(0)
         finally:
             os._exit(1)
@@ -66,7 +65,7 @@ def trial(method: str, kills: int, seed: int) -> dict:
     """One run that is killed ``kills`` times."""
     chance = random.Random(seed)
     torch.set_num_threads(1)
-    study.CHECKPOINT_SECONDS = 0.0
+    Run.SAVE_SECONDS = 0.0
     run = Run("boston", method, PRESETS["paper"], splits=2, epochs=6 * kills)
     with tempfile.TemporaryDirectory() as folder, watching(True) as watch:
         straight, broken = (Path(folder) / name for name in ("straight", "broken"))
@@ -74,7 +73,7 @@ def trial(method: str, kills: int, seed: int) -> dict:
         broken.mkdir()
         task = watch.task(f"{method}, in peace", run.epochs)
         began = time.monotonic()
-        wanted = run_uci(run, straight, on_epoch=lambda trial: task.to(len(trial.curve)))
+        wanted = run_uci(run, straight, on_epoch=lambda training: task.to(len(training.curve)))
         one = (time.monotonic() - began) / (6 * kills)
         task.end()
         task = watch.task(f"{method}, killed", kills)
@@ -122,7 +121,7 @@ def main() -> None:
     if not args.show:
         each = -(-args.kills // len(METHODS))
         found = {method: trial(method, each, seed) for seed, method in enumerate(METHODS)}
-        storage.write_json(OUT, {"methods": found, "environment": runs.environment()})
+        storage.write_json(OUT, {"methods": found, "environment": environment()})
     show(json.loads(OUT.read_text()))
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import eigenoise as en
-from eigenoise.studies.runs import environment
+from eigenoise.studies.runner import environment
 
 IMAGES, BATCH, HELD_OUT = 8000, 128, 1000
 NETWORKS = {

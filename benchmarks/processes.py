@@ -30,10 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import eigenoise as en
 from eigenoise import storage
-from eigenoise.studies import runs
 from eigenoise.studies.bench.cases import CASES
 from eigenoise.studies.bench.measure import warm_up
-from eigenoise.studies.bench.steps import CYCLE, STATS_EVERY, Stepper
+from eigenoise.studies.bench.steps import default_arguments, training_stepper
+from eigenoise.studies.runner import environment
 
 OUT = Path(__file__).parent / "results" / "processes.json"
 
@@ -73,25 +73,10 @@ def work(rank: int, count: int, together: bool, rounds: int, folder: str) -> Non
     layers = vgg16()
     if together and count > 1:
         model = DistributedDataParallel(model)
-    likelihood = en.CategoricalLikelihood()
     counted = Counted()
-    opt = en.NoisyEKFAC(
-        model,
-        num_data=case.num_data,
-        likelihood=likelihood,
-        lr=1e-4,
-        stats_every=STATS_EVERY,
-        refresh_every=CYCLE,
-        **case.options,
-    )
-
-    def step() -> None:
-        with opt.sampled_params():
-            opt.zero_grad()
-            likelihood.nll(model(case.x), case.y).backward()
-        opt.step()
-
-    stepper = Stepper(step, opt)
+    settings = {**default_arguments("noisy-ekfac"), **case.options}
+    opt = en.NoisyEKFAC(model, num_data=case.num_data, likelihood=en.CategoricalLikelihood(), **settings)
+    stepper = training_stepper(opt, model, case.x, case.y)
     warm_up(stepper)
     seconds: dict[str, list[float]] = {}
     sent: dict[str, dict[str, int]] = {}
@@ -101,10 +86,10 @@ def work(rank: int, count: int, together: bool, rounds: int, folder: str) -> Non
                 dist.barrier()
                 stepper.seek(place)
                 before, start = dict(counted.sent), time.perf_counter()
-                step()
+                stepper.step()
                 seconds.setdefault(kind, []).append(time.perf_counter() - start)
                 sent[kind] = {name: counted.sent[name] - before[name] for name in before}
-    step()
+    stepper.step()
     numbers = (kept() - before_all) / 4
     shares = {kind: share for kind, (_, share) in stepper.kinds().items()}
     content = {
@@ -167,7 +152,7 @@ def main() -> None:
         found: dict[str, Any] = {"together": {}, "apart": {}}
         for count, together in track(todo, "processes"):
             found["together" if together else "apart"][str(count)] = measured(count, together, args.rounds)
-            storage.write_json(OUT, {**found, "environment": runs.environment()})
+            storage.write_json(OUT, {**found, "environment": environment()})
     show(json.loads(OUT.read_text()))
 
 

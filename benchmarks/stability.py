@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import eigenoise as en
 from eigenoise import checks, storage
 from eigenoise.reporting.progress import watching
-from eigenoise.studies import runs
+from eigenoise.studies.runner import environment
 
 OUT = Path(__file__).parent / "results" / "stability.json"
 METHODS: dict[str, Any] = {
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--no-guard", action="store_true", help="natural gradients as the paper has them")
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
-    kept: dict[str, Any] = {"steps": args.steps, "runs": {}, "unguarded": {}, "environment": runs.environment()}
+    kept: dict[str, Any] = {"steps": args.steps, "runs": {}, "unguarded": {}, "environment": environment()}
     if args.out.exists():
         kept = json.loads(args.out.read_text())
     if not args.show:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from eigenoise import storage
 from eigenoise.reporting import figures
+from eigenoise.reporting.tables import markdown
 from eigenoise.studies.regression import report
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,7 +36,7 @@ def page() -> str:
         "[the regression study](regression.md).\n",
     ]
     for variant, title in SECTIONS.items():
-        parts += [f"## {title}\n", report.markdown(report.collect(RESULTS / "uci", variant))]
+        parts += [f"## {title}\n", markdown(report.grids(report.collect(RESULTS / "uci", variant)))]
     return "\n".join(parts)
 
 

@@ -21,8 +21,8 @@ from sklearn import datasets
 from sklearn.model_selection import train_test_split
 
 from eigenoise import storage
-from eigenoise.studies import runs
 from eigenoise.studies.data import uci
+from eigenoise.studies.runner import environment
 from eigenoise.tabular import BayesianMLPRegressor
 from eigenoise.tabular.baselines import REGRESSORS, GaussianAround
 from eigenoise.tabular.learning import regression_scores
@@ -107,7 +107,7 @@ def main() -> None:
         todo = [(name, str(i)) for name in args.tables.split(",") for i in range(args.divisions)]
         for name, division in track([one for one in todo if one[1] not in results["tables"].get(one[0], {})], "tables"):
             results["tables"].setdefault(name, {})[division] = run(name, int(division))
-            storage.write_json(args.out, {**results, "environment": runs.environment()})
+            storage.write_json(args.out, {**results, "environment": environment()})
     show(results)
 
 

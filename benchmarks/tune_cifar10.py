@@ -18,9 +18,8 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from eigenoise import storage
-from eigenoise.studies.classification.recipes import SETTINGS, Setting
-from eigenoise.studies.classification.study import FORMAT, Run, run_cifar10
-from eigenoise.studies.runs import finished
+from eigenoise.studies.classification.study import Run, run_cifar10
+from eigenoise.studies.recipes import SETTINGS, Setting
 
 STEPS = 400
 WIDTH, STUDY_WIDTH = 0.25, 0.5
@@ -176,7 +175,7 @@ def scored(method: str, setting: Setting) -> list[tuple[dict, float, float]]:
     found = []
     for options in candidates(method, setting):
         run = run_of(method, setting, options)
-        result = finished(OUT / label(options) / f"{run.name}.json", run.settings(), FORMAT)
+        result = run.result(OUT / label(options))
         if result is not None:
             scores = result["scores"].get("samples", result["scores"]["mean"])
             found.append((options, -scores["nll"], scores["accuracy"]))

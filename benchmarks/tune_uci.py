@@ -6,7 +6,7 @@ standard deviation that suits the held-out rows best is noted as well. Test rows
 written as they come, and what is there already is not run again.
 
     python benchmarks/tune_uci.py [SETS...] [--method noisy-ekfac,...]
-    python benchmarks/tune_uci.py --show   # the choice, as presets.py has it
+    python benchmarks/tune_uci.py --show   # the choice, as studies/settings/regression.json has it
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from eigenoise.inference import metrics
 from eigenoise.optim.methods import BAYESIAN
 from eigenoise.studies import data
 from eigenoise.studies.data import uci
-from eigenoise.studies.regression.presets import Recipe, best_recipe
+from eigenoise.studies.recipes import Recipe, best_recipe
 from eigenoise.studies.regression.study import study_table
-from eigenoise.studies.regression.trial import Trial
-from eigenoise.studies.runs import environment
+from eigenoise.studies.regression.training import Training
+from eigenoise.studies.runner import environment
 
 OUT = Path(__file__).parent / "results" / "uci_tuning"
 SPLITS = {"kin8nm": 2, "naval": 2, "power": 2, "protein": 1, "year": 1}  # 4 of the small sets
@@ -80,13 +80,13 @@ def inner_splits(name: str, method: str) -> data.Splits:
 def score(recipe: Recipe, method: str, splits: data.Splits, about: uci.Info, on_epoch) -> dict:
     """Log-likelihood of held-out rows in the units of ``splits``, with the noise as fitted and with the best factor."""
     began = time.process_time()
-    trial = Trial(recipe, method, splits, hidden=about.hidden, batch_size=about.batch_size)
+    training = Training(recipe, method, splits, hidden=about.hidden, batch_size=about.batch_size)
     try:
-        for _ in trial.passes():
+        for _ in training.steps():
             on_epoch()
     except checks.NotFiniteError as error:
         return {"failed": str(error)}
-    predicted, scale = trial.predictive(), splits.y_std.flatten()
+    predicted, scale = training.predictive(), splits.y_std.flatten()
     by_scale = {
         factor: (metrics.log_likelihood(predicted.with_noise_scaled(factor), splits.y_test) - scale.log()).tolist()
         for factor in (1.0, *SCALES)
@@ -155,8 +155,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.show:
         for name in args.sets:
-            found = {method: chosen(name, method) for method in args.method.split(",")}
-            print(f"{name!r}: { ({method: choice for method, choice in found.items() if choice}) },")
+            choices = {method: chosen(name, method) for method in args.method.split(",")}
+            print(f"{json.dumps(name)}: {json.dumps(choices, indent=2)},")
         return
     torch.set_num_threads(1)
     OUT.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,9 @@ import tune_cifar10
 
 from eigenoise import storage
 from eigenoise.reporting.figures import LABELS
-from eigenoise.reporting.tables import Grid
+from eigenoise.reporting.tables import Grid, markdown
 from eigenoise.studies.classification import report
-from eigenoise.studies.classification.recipes import SETTINGS
+from eigenoise.studies.recipes import SETTINGS
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -67,7 +67,7 @@ def page() -> str:
     for folder, title in SECTIONS.items():
         results = report.collect(RESULTS / folder)
         if results:
-            parts += [f"## {title}\n", budget(results), report.markdown(results)]
+            parts += [f"## {title}\n", budget(results), markdown(report.grids(results))]
     parts += ["## How λ, η and the step size were chosen\n", tried().markdown()]
     return "\n".join(parts)
 

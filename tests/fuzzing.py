@@ -24,9 +24,9 @@ import torch
 
 import eigenoise as en
 from eigenoise.inference.posterior import Posterior
-from eigenoise.studies import runs
 from eigenoise.studies.checkpoints import MAGIC, Checkpoints
 from eigenoise.studies.data import images
+from eigenoise.studies.runner import read_result
 from eigenoise.tabular import BayesianMLPRegressor, persistence
 from eigenoise.tabular.reading import read_table
 
@@ -64,11 +64,11 @@ def _model(path: Path) -> None:
 
 
 def _checkpoint(path: Path) -> None:
-    Checkpoints(path, "marks").save({"weights": torch.arange(20.0), "curve": [[0.5, 0.1]], "step": 3})
+    Checkpoints(path, {"a": 1}).save({"weights": torch.arange(20.0), "curve": [[0.5, 0.1]], "step": 3})
 
 
 def _resume(path: Path) -> None:
-    Checkpoints(path, "marks").resume(lambda state: None)
+    Checkpoints(path, {"a": 1}).resume(lambda state: None)
 
 
 def _sealed_checkpoint(content: bytes) -> bytes:
@@ -132,7 +132,7 @@ READERS = {
     "CIFAR-10's archive": Reader("cifar.tar.gz", _archive, _unpack),
     "Fashion-MNIST": Reader(str(images.OTHERS["fashion-mnist"]), _fashion, _other("fashion-mnist")),
     "SVHN": Reader(str(images.OTHERS["svhn"]), _svhn, _other("svhn")),
-    "result": Reader("r.json", _result, lambda path: runs.finished(path, {"a": 1}, 1)),
+    "result": Reader("r.json", _result, lambda path: read_result(path, {"a": 1}, 1)),
 }
 
 

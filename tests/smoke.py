@@ -10,12 +10,16 @@ import torch
 
 import eigenoise as en
 from eigenoise.studies.data.files import uci_registry
+from eigenoise.studies.recipes import PRESETS, load
 
 
 def main() -> None:
     assert "site-packages" in en.models.__file__, f"this is not the installed package: {en.models.__file__}"
     assert importlib.metadata.version("eigenoise") == en.__version__
     assert uci_registry(), "the hashes of the data sets are missing"
+    assert PRESETS["best"].recipe("boston", "noisy-ekfac").epochs == 300
+    assert load("classification")
+    assert load("published")
     torch.manual_seed(0)
     x = torch.randn(60, 3)
     y = x[:, :1] - 0.5 * x[:, 1:2] + 0.1 * torch.randn(60, 1)

@@ -30,7 +30,7 @@ def test_public_names_are_few_and_exist():
 
 
 def test_import_loads_only_torch_and_numpy():
-    heavy = ["matplotlib", "rich", "typer", "safetensors", "sklearn", "mlxtend", "pandas", "scipy", "pooch"]
+    heavy = ["matplotlib", "rich", "typer", "safetensors", "sklearn", "mlxtend", "pandas", "scipy", "pooch", "jinja2"]
     code = f"import eigenoise, sys; eigenoise.NoisyEKFAC; print([m for m in {heavy} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

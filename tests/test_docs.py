@@ -18,10 +18,9 @@ import torch
 
 from eigenoise.optim.methods import BAYESIAN
 from eigenoise.studies.bench import show
-from eigenoise.studies.classification.recipes import SETTINGS, recipe
 from eigenoise.studies.data import uci
-from eigenoise.studies.regression.presets import PRESETS, best_recipe
-from eigenoise.studies.regression.study import Run, finished
+from eigenoise.studies.recipes import PRESETS, SETTINGS, best_recipe, classification_recipe
+from eigenoise.studies.regression.study import Run
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -179,7 +178,7 @@ def test_committed_results_are_of_the_present_settings():
         name, method, preset, kind = re.fullmatch(r"(\w+)-(.+)-(best|paper|elbo)(-random)?", path.stem).groups()
         run = Run(name, method, PRESETS[preset], canonical=False if kind else None)
         assert run.name == path.stem
-        assert finished(run, folder) is not None
+        assert run.result(folder) is not None
 
 
 def test_the_best_preset_is_what_tuning_chose():
@@ -194,7 +193,7 @@ def test_the_classification_recipes_are_what_tuning_chose():
     tune = benchmark("tune_cifar10")
     for method, setting in itertools.product(tune.METHODS, SETTINGS):
         assert len(tune.scored(method, setting)) == len(tune.candidates(method, setting))
-        own, chosen = recipe(method, setting), tune.chosen(method, setting)
+        own, chosen = classification_recipe(method, setting), tune.chosen(method, setting)
         assert {**own, **chosen, "width": 0.0} == {**own, "width": 0.0}, f"{method} {setting.name}: {chosen}"
 
 

@@ -49,14 +49,14 @@ def test_demo_shows_a_table_and_writes_pictures(tmp_path):
 
 def test_demo_learns_and_is_reproducible():
     table = data.boston()
-    settings = demo.Settings(splits=2, epochs=8)
-    one, other = (demo.run("noisy-ekfac", table, settings) for _ in range(2))
-    assert torch.equal(one.rmse, other.rmse)
-    assert one.curve == other.curve
-    assert one.curve[-1][1] > one.curve[0][1] + 1  # the bound rose
-    spread = torch.tensor(table.y.std())
-    assert (one.rmse < 0.7 * spread).all()
-    assert one.y.shape == one.mean.shape == one.stddev.shape == (2, 51, 1)
+    one, other = (demo.run("noisy-ekfac", table, splits=2, epochs=8) for _ in range(2))
+    assert one.scores == other.scores
+    assert len(one.scores["rmse"]) == 2
+    assert one.training.curve == other.training.curve
+    assert one.training.curve[-1] > one.training.curve[0] + 1  # the bound rose
+    assert max(one.scores["rmse"]) < 0.7 * table.y.std()
+    predicted = one.training.predictive()
+    assert one.training.splits.y_test.shape == predicted.mean.shape == predicted.stddev.shape == (2, 51, 1)
 
 
 def test_demo_says_where_it_cannot_write(tmp_path):
@@ -91,7 +91,7 @@ def test_bad_arguments_end_with_2(arguments):
     ("error", "code", "said"),
     [
         (NotFiniteError("the loss is NaN"), 1, "eigenoise fit: diverged: the loss is NaN"),
-        (ValueError("--out must be a file"), 2, "eigenoise fit: --out must be a file"),
+        (ValueError("--out: expected a file"), 2, "eigenoise fit: --out: expected a file"),
         (OSError(28, "No space left on device"), 2, "eigenoise fit: [Errno 28] No space left on device"),
         (KeyboardInterrupt(), 130, "eigenoise fit: stopped; nothing was written"),
     ],
@@ -112,7 +112,7 @@ def test_a_fault_of_ours_is_no_users_error():
 
 
 def test_a_demo_that_diverges_says_so(tmp_path, monkeypatch):
-    def diverge(*_):
+    def diverge(*_, **__):
         raise NotFiniteError("the loss is NaN")
 
     monkeypatch.setattr("eigenoise.studies.demo.run", diverge)

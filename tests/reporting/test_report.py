@@ -9,7 +9,8 @@ import pytest
 
 from eigenoise.optim.methods import BAYESIAN
 from eigenoise.reporting import figures
-from eigenoise.studies.classification.recipes import METHODS as VISION_METHODS
+from eigenoise.reporting.tables import mean_and_error
+from eigenoise.studies.classification.training import METHODS
 from eigenoise.studies.regression import report
 
 
@@ -99,7 +100,7 @@ def test_markdown_has_one_line_a_row_and_bold_cells():
     ],
 )
 def test_numbers(values, sign, shown):
-    assert report.mean_and_error(values, sign) == shown
+    assert mean_and_error(values, sign) == shown
 
 
 def test_the_same_results_give_the_same_files(tmp_path):
@@ -134,4 +135,4 @@ def test_pictures_of_covariances(tmp_path):
 
 
 def test_every_method_has_a_label_and_a_colour():
-    assert set(BAYESIAN) | set(VISION_METHODS) == set(figures.LABELS) == set(figures.COLORS)
+    assert set(BAYESIAN) | set(METHODS) == set(figures.LABELS) == set(figures.COLORS)

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import eigenoise as en
 from eigenoise.cli import app
-from eigenoise.studies.bench import growth, measure, memory, peers, run, show
+from eigenoise.reporting.tables import markdown
+from eigenoise.studies.bench import growth, measure, peers, run, show
 from eigenoise.studies.bench.cases import CASES, Case
 from eigenoise.studies.bench.steps import OURS, STUDY, Stepper
 
@@ -108,7 +109,7 @@ def test_case_names_are_their_own():
 
 def test_memory_is_that_of_a_process_of_its_own():
     ballast = torch.ones(150_000_000)  # 600 MB that must not be counted
-    used = memory.peak("a", "SGD")
+    used = measure.peak_memory("a", "SGD")
     assert 50 < used < 600
     assert ballast[0] == 1
 
@@ -130,7 +131,7 @@ def test_what_grew_is_named():
 def test_tables_and_pictures(tmp_path):
     sizes = [64, 128, 256, 512]
     whole = results(2.0) | {"growth": {"width": {"sizes": sizes, "ms": {"plain": [s**2 / 1e4 for s in sizes]}}}}
-    text = show.markdown(whole)
+    text = markdown(show.grids(whole))
     assert "| ours | 2.00 | 1.90–2.10 | 3.0 | 1 | 500 |" in text
     assert "| 2.00 | 2 |" in text  # fitted power, theory
     assert all(path.stat().st_size > 1000 for path in show.pictures(whole, tmp_path))

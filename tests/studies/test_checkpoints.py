@@ -21,9 +21,10 @@ import torch
 from eigenoise import storage
 from eigenoise.studies import checkpoints
 from eigenoise.studies.checkpoints import MAGIC, Checkpoints, digest, read
-from eigenoise.studies.regression import study
-from eigenoise.studies.regression.presets import PRESETS
+from eigenoise.studies.recipes import PRESETS
 from eigenoise.studies.regression.study import Run, run_uci
+
+SETTINGS = {"set": "boston", "splits": 2}
 
 
 def state(step: int) -> dict:
@@ -32,26 +33,26 @@ def state(step: int) -> dict:
 
 @pytest.fixture
 def states(tmp_path) -> Checkpoints:
-    return Checkpoints(tmp_path / ".run.checkpoint", "marks")
+    return Checkpoints(tmp_path / ".run.checkpoint", SETTINGS)
 
 
 def resumed(states: Checkpoints) -> int | None:
-    found: list[int] = []
-    states.resume(lambda state: found.append(state["step"]))
-    return found[0] if found else None
+    steps: list[int] = []
+    states.resume(lambda state: steps.append(state["step"]))
+    return steps[0] if steps else None
 
 
 def test_the_last_two_states_are_kept(states):
     assert not states.exist
     assert resumed(states) is None
     for step in (1, 2, 3):
-        states.spent = 10.0 * step
+        states.seconds_spent = 10.0 * step
         states.save(state(step))
     assert [read(path)["state"]["step"] for path in (states.path, states.older)] == [3, 2]
     assert sorted(path.name for path in states.path.parent.iterdir()) == [states.path.name, states.older.name]
-    states.spent = 0.0
+    states.seconds_spent = 0.0
     assert resumed(states) == 3
-    assert states.spent == 30.0
+    assert states.seconds_spent == 30.0
     states.remove()
     assert list(states.path.parent.iterdir()) == []
 
@@ -67,10 +68,10 @@ def test_a_damaged_file_is_passed_over_for_the_one_before(states, harm):
         return
     content[-1000] ^= 1
     plain = io.BytesIO()
-    torch.save({"settings": "marks", "state": state(2), "seconds": 0.0}, plain)
+    torch.save({"settings": json.dumps(SETTINGS), "state": state(2), "seconds": 0.0}, plain)
     wrong = {"flip": bytes(content), "cut": bytes(content[:-10]), "empty": b"", "other": b"{}", "old": plain.getvalue()}
     states.path.write_bytes(wrong[harm])
-    with pytest.warns(RuntimeWarning, match="goes on from the state before it"):
+    with pytest.warns(RuntimeWarning, match="the run resumes from the state before it"):
         assert resumed(states) == 1
     assert states.path.with_name(states.path.name + ".damaged").read_bytes() == wrong[harm]
     states.save(state(3))  # does not put the damaged file in the place of the good one
@@ -82,7 +83,7 @@ def test_a_damaged_file_is_passed_over_for_the_one_before(states, harm):
 def test_if_no_file_is_good_they_are_left_as_they_are(states):
     states.path.write_bytes(b"rubbish")
     states.older.write_bytes(b"")
-    with pytest.raises(ValueError, match="delete it to start this run anew"):
+    with pytest.raises(ValueError, match="delete it to restart this run"):
         resumed(states)
     assert states.path.read_bytes() == b"rubbish"
 
@@ -111,7 +112,7 @@ def test_a_state_that_does_not_fit_is_an_error_and_the_file_stays(states):
     with pytest.raises(ValueError, match=r"cannot be used \('weight'\)"):
         states.resume(refuse)
     with pytest.raises(ValueError, match="stopped run of other settings"):
-        Checkpoints(states.path, "other marks").resume(lambda state: None)
+        Checkpoints(states.path, {**SETTINGS, "splits": 3}).resume(lambda state: None)
     assert resumed(states) == 1
 
 
@@ -121,7 +122,7 @@ class Evil:
 
 
 def test_code_in_a_file_is_not_run(states, tmp_path):
-    payload = pickle.dumps({"settings": "marks", "state": Evil(), "seconds": 0.0})
+    payload = pickle.dumps({"settings": json.dumps(SETTINGS), "state": Evil(), "seconds": 0.0})
     states.path.write_bytes(MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
     with pytest.raises(ValueError, match="no checkpoint of this version"):
         resumed(states)
@@ -183,13 +184,13 @@ def test_saves_come_by_step_and_by_time(states, monkeypatch):
             yield step
 
     states.steps, states.seconds = 4, 1e9
-    list(states.kept(steps(), lambda: dict(now)))
+    list(states.saving(steps(), lambda: dict(now)))
     assert saved == [4, 8, 10]
     saved.clear()
     states.steps, states.seconds = 1000, 3.0
-    list(states.kept(steps(), lambda: dict(now)))
+    list(states.saving(steps(), lambda: dict(now)))
     assert saved == [3, 6, 9, 10]
-    assert states.spent == 20.0
+    assert states.seconds_spent == 20.0
 
 
 def test_a_clock_that_goes_backwards_harms_nothing(states, monkeypatch):
@@ -197,12 +198,12 @@ def test_a_clock_that_goes_backwards_harms_nothing(states, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: chance.uniform(0, 1e9))
     states.seconds = -1.0
     done = iter(range(1, 6))
-    for _ in states.kept(range(1, 6), lambda: state(next(done))):
+    for _ in states.saving(range(1, 6), lambda: state(next(done))):
         os.utime(states.path.parent, (0, 0))
         if states.path.exists():
             os.utime(states.path, (chance.uniform(0, 1e9),) * 2)
     assert resumed(states) == 5
-    assert 0 <= states.spent < 60
+    assert 0 <= states.seconds_spent < 60
 
 
 def test_a_full_disk_is_warned_about_and_the_run_goes_on(states, monkeypatch):
@@ -214,8 +215,8 @@ def test_a_full_disk_is_warned_about_and_the_run_goes_on(states, monkeypatch):
 
     seen = []
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.warns(RuntimeWarning, match="No space left on device.*the run goes on"):
-        seen.extend(states.kept(range(1, 4), lambda: state(9)))
+    with pytest.warns(RuntimeWarning, match="No space left on device.*the run continues"):
+        seen.extend(states.saving(range(1, 4), lambda: state(9)))
     assert seen == [1, 2, 3]
     monkeypatch.undo()
     assert resumed(states) == 1
@@ -227,14 +228,14 @@ def test_a_file_that_may_not_grow_is_a_failed_save(tmp_path):
 import pathlib, resource, signal, sys, warnings
 import torch
 from eigenoise.studies.checkpoints import Checkpoints
-states = Checkpoints(pathlib.Path(sys.argv[1]) / "run", "marks", steps=1)
+states = Checkpoints(pathlib.Path(sys.argv[1]) / "run", {"splits": 2}, steps=1)
 small, large = {"step": 1}, {"step": 2, "weights": torch.zeros(100_000)}
 states.save(small)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 with warnings.catch_warnings(record=True) as found:
     warnings.simplefilter("always")
-    list(states.kept([1, 2], lambda: large))
+    list(states.saving([1, 2], lambda: large))
 assert len(found) == 2 and "File too large" in str(found[0].message), found
 states.resume(lambda state: print(state["step"]))
 """
@@ -256,7 +257,7 @@ def test_a_digest_tells_states_apart():
     others += [{**state(1), "weights": (torch.arange(100.0) + 1).reshape(10, 10)}]
     changed = state(1)
     changed["weights"][50] = torch.nextafter(changed["weights"][50], torch.tensor(1e9))
-    assert same not in [digest(each) for each in [*others, changed]]
+    assert same not in [digest(other) for other in [*others, changed]]
 
 
 BOSTON = Run("boston", "noisy-ekfac", PRESETS["paper"], splits=2, epochs=12)
@@ -264,7 +265,7 @@ BOSTON = Run("boston", "noisy-ekfac", PRESETS["paper"], splits=2, epochs=12)
 
 @pytest.fixture
 def hears_nothing(monkeypatch):
-    monkeypatch.setattr(study, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(Run, "SAVE_SECONDS", 0.0)
 
 
 def _run_in_a_child(out, delay: float) -> int:
@@ -327,6 +328,6 @@ def test_every_save_is_of_a_whole_state(states):
             yield step
 
     states.steps = 2
-    list(states.kept(steps(), lambda: {"step": 0, "weights": weights}))
+    list(states.saving(steps(), lambda: {"step": 0, "weights": weights}))
     assert [read(path)["state"]["weights"].tolist() for path in (states.older, states.path)] == [[2.0] * 3, [4.0] * 3]
-    assert checkpoints.STEPS > 0
+    assert checkpoints.SAVE_STEPS > 0

@@ -20,15 +20,21 @@ import processes
 from eigenoise.cli import app
 from eigenoise.inference.batch_norm import settle_batch_norm
 from eigenoise.parallel.ranks import Ranks
-from eigenoise.studies import runs
-from eigenoise.studies.checkpoints import read
+from eigenoise.studies.checkpoints import read, stop_requests
 from eigenoise.studies.classification import report, study
+from eigenoise.studies.classification.evaluation import (
+    EvaluationSets,
+    corrupted_images,
+    entropy,
+    evaluate,
+    probabilities,
+    scores,
+)
 from eigenoise.studies.classification.point import PointSGD
-from eigenoise.studies.classification.recipes import METHODS, SETTINGS, Setting, recipe
-from eigenoise.studies.classification.scores import corrupted, entropy, evaluate, probabilities, scores
 from eigenoise.studies.classification.study import Run, run_cifar10
-from eigenoise.studies.classification.training import Training
+from eigenoise.studies.classification.training import METHODS, Training
 from eigenoise.studies.data import Images, images
+from eigenoise.studies.recipes import SETTINGS, Setting, classification_recipe
 
 COUNT = 60  # images in each of the six files
 PLAIN, BOTH = Setting(False, False), Setting(True, True)
@@ -43,7 +49,7 @@ def _float32():
 def cache(tmp_path, monkeypatch):
     """A data cache with files of the official layout, small and easy to learn: a class is a brightness."""
     monkeypatch.setattr(images, "RECORDS", COUNT)
-    monkeypatch.setattr(study, "HELD_OUT", 50)
+    monkeypatch.setattr(study, "VALIDATION_SIZE", 50)
     home = tmp_path / "cache" / images.CIFAR10_FOLDER
     home.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -76,13 +82,13 @@ def some_images(count=80):
 def training(method="noisy-ekfac", setting=PLAIN, *, steps=6, seed=0, **options):
     torch.manual_seed(seed)
     model = en.models.VGG11(width=1 / 32, batch_norm=setting.batch_norm)
-    options = {**recipe(method, setting), **options}
+    options = {**classification_recipe(method, setting), **options}
     return Training(
         model,
         some_images(),
         method,
         options,
-        steps=steps,
+        total_steps=steps,
         batch_size=16,
         augmented=setting.augmented,
         seed=seed,
@@ -128,7 +134,7 @@ def test_settling_without_batch_norm_runs_nothing():
 
 def test_each_weight_sample_has_batch_norm_of_its_own_and_all_is_put_back():
     one = training(setting=Setting(False, True), kl_weight=1.0)
-    list(one.run())
+    list(one.steps())
     before = {name: buffer.clone() for name, buffer in one.model.named_buffers()}
     weights = [p.detach().clone() for p in one.model.parameters()]
     seen = []
@@ -149,7 +155,7 @@ def test_each_weight_sample_has_batch_norm_of_its_own_and_all_is_put_back():
 
 def test_averages_gathered_in_training_would_be_off():
     one = training(setting=Setting(False, True), steps=10, kl_weight=1.0)
-    list(one.run())
+    list(one.steps())
     norm = next(m for m in one.model.modules() if isinstance(m, nn.BatchNorm2d))
     gathered = norm.running_var.clone()
     settle_batch_norm(one.model, one.batches(4))
@@ -162,11 +168,12 @@ def test_averages_gathered_in_training_would_be_off():
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method):
     one = training(method, Setting(False, True), steps=40, kl_weight=0.01, **({"lr": 0.01} if method == "bbb" else {}))
-    assert list(one.run()) == list(range(1, 41))
+    assert list(one.steps()) == list(range(1, 41))
     losses = [loss for loss, _ in one.curve]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:3])
     assert one.epochs == 8.0
-    found = evaluate(one, some_images(), {"noise": torch.randint(256, (30, 3, 32, 32), dtype=torch.uint8)}, samples=2)
+    noise = torch.randint(256, (30, 3, 32, 32), dtype=torch.uint8)
+    found = evaluate(one, EvaluationSets(some_images(), {"noise": noise}, samples=2))
     assert ("samples" in found) == (method in ("bbb", "noisy-adam", "noisy-kfac", "noisy-ekfac"))
     for way in found.values():
         assert 0 <= way["ece"] <= 1
@@ -185,7 +192,7 @@ def test_a_pass_sees_every_image_once_and_leftovers_come_in_the_next():
 
 def test_the_step_size_falls_to_zero():
     one = training("sgd", steps=4, lr=0.1)
-    rates = [one.optimizer.param_groups[0]["lr"] for _ in one.run()]
+    rates = [one.optimizer.param_groups[0]["lr"] for _ in one.steps()]
     np.testing.assert_allclose(rates, 0.05 * (1 + np.cos(np.pi * np.arange(4) / 4)))
 
 
@@ -206,30 +213,30 @@ def test_sgd_is_on_the_log_posterior_of_the_same_prior():
 @pytest.mark.parametrize("method", ["sgd", "noisy-ekfac", "bbb"])
 def test_a_training_that_is_resumed_is_the_same_bit_for_bit(method):
     whole, first, second = (training(method, BOTH) for _ in range(3))
-    list(whole.run())
-    for done in first.run():
+    list(whole.steps())
+    for done in first.steps():
         if done == 3:
             break
     second.load_state_dict(first.state_dict())
-    list(second.run())
+    list(second.steps())
     assert second.curve == whole.curve
     for a, b in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_training_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match="batch_size must be at most the number of images, 80, but 81 came"):
-        Training(nn.Flatten(), some_images(), "sgd", {}, steps=1, batch_size=81, augmented=False)
+    with pytest.raises(ValueError, match="batch_size: expected at most the number of images, 80, got 81"):
+        Training(nn.Flatten(), some_images(), "sgd", {}, total_steps=1, batch_size=81, augmented=False)
     with pytest.raises(ValueError, match="batch_size must be at least 2"):
-        Training(nn.Flatten(), some_images(), "sgd", {}, steps=1, batch_size=1, augmented=False)
+        Training(nn.Flatten(), some_images(), "sgd", {}, total_steps=1, batch_size=1, augmented=False)
     with pytest.raises(ValueError, match="method must be one of"):
-        Training(nn.Flatten(), some_images(), "adam", {}, steps=1, batch_size=2, augmented=False)
+        Training(nn.Flatten(), some_images(), "adam", {}, total_steps=1, batch_size=2, augmented=False)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_move():
     one = training("sgd", lr=1e30)
     with pytest.raises(en.checks.NotFiniteError, match=r"the loss is (nan|inf) at step \d+: try a smaller lr"):
-        list(one.run())
+        list(one.steps())
     assert all(torch.isfinite(p).all() for p in one.model.parameters()) or len(one.curve) > 0
 
 
@@ -250,7 +257,7 @@ def test_scores_of_certain_and_of_blind_predictions():
 
 def test_corrupted_images_keep_their_labels(cache):
     test = some_images(12)
-    found = corrupted(test, 4)
+    found = corrupted_images(test, 4)
     assert len(found) == 15
     assert all(torch.equal(part.y, test.y[:4]) for part in found.values())
     assert not torch.equal(found["noise 5"].x, test.x[:4])
@@ -305,7 +312,7 @@ def test_a_stopped_run_goes_on_when_asked_to(cache, tmp_path, hears, kind):
 
     with pytest.raises(KeyboardInterrupt):
         run_cifar10(run(setting=BOTH), halves, cache, on_step=stop)
-    with pytest.raises(ValueError, match="is a stopped run: go on with --resume"):
+    with pytest.raises(ValueError, match="is a stopped run: continue it with --resume"):
         run_cifar10(run(setting=BOTH), halves, cache)
     with pytest.raises(ValueError, match="a stopped run of other settings"):
         run_cifar10(run(setting=BOTH, steps=6), halves, cache, resume=True)
@@ -341,10 +348,10 @@ def test_an_interrupt_waits_for_the_end_of_a_step_but_a_second_does_not(cache, t
 
 def test_an_interrupt_that_is_ignored_stays_ignored(hears):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with runs.stops() as asked:
+    with stop_requests() as requests:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
-    assert asked == [signal.SIGTERM]
+    assert requests == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
@@ -362,13 +369,13 @@ def test_results_that_do_not_compare_are_not_put_into_one_table(tmp_path):
 def test_a_damaged_checkpoint_is_left_alone(cache, tmp_path):
     checkpoint = tmp_path / ".sgd-plain-0.checkpoint"
     checkpoint.write_bytes(b"rubbish")
-    with pytest.raises(ValueError, match=r"is no checkpoint of this version; delete it to start this run anew"):
+    with pytest.raises(ValueError, match=r"is no checkpoint of this version; delete it to restart this run"):
         run_cifar10(run("sgd"), tmp_path, cache, resume=True)
     assert checkpoint.read_bytes() == b"rubbish"
 
 
 def test_validation_never_sees_the_test_set_or_its_own_images(cache):
-    train, held_out = study.parts(run(validate=True, train_size=250), cache)
+    train, held_out = study.load_images(run(validate=True, train_size=250), cache)
     everything, test = images.cifar10(cache)
     rows = {image.numpy().tobytes() for image in everything.x}
     ours, theirs = ({image.numpy().tobytes() for image in part.x} for part in (train, held_out))
@@ -377,7 +384,7 @@ def test_validation_never_sees_the_test_set_or_its_own_images(cache):
     assert theirs <= rows
     assert not ours & theirs
     assert not theirs & {image.numpy().tobytes() for image in test.x}
-    smaller, real = study.parts(run(train_size=70), cache)
+    smaller, real = study.load_images(run(train_size=70), cache)
     assert torch.equal(smaller.x, train.x[:70])
     assert torch.equal(real.x, test.x)
 
@@ -386,7 +393,7 @@ def test_a_class_that_never_occurs_is_named(cache):
     with pytest.warns(
         UserWarning, match=r"no training image shows (airplane|automobile|bird|cat|deer).*larger train_size"
     ):
-        study.parts(run(train_size=4, batch_size=4), cache)
+        study.load_images(run(train_size=4, batch_size=4), cache)
 
 
 def test_runs_that_cannot_be_are_refused(cache, tmp_path):
@@ -394,19 +401,19 @@ def test_runs_that_cannot_be_are_refused(cache, tmp_path):
         ({"method": "adam"}, "method must be one of"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"batch_size": 1}, "batch_size must be at least 2"),
-        ({"train_size": 50_001}, "train_size must be at most 50,000, but 50,001 came"),
-        ({"train_size": 10}, "batch_size must be at most train_size, 10"),
+        ({"train_size": 50_001}, "train_size: expected at most 50,000, got 50,001"),
+        ({"train_size": 10}, "batch_size: expected at most train_size, 10, got 16"),
         ({"width": 0.0}, "width must be"),
         ({"method": "sgd", "options": {"conv_basis": "full"}}, "conv_basis is for K-FAC and EK-FAC, not for sgd"),
         ({"options": {"conv_basis": "half"}}, "conv_basis must be one of"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             run(**bad)
-    with pytest.raises(ValueError, match=r"device 'cuda:7' is not there .*there is cpu"):
+    with pytest.raises(ValueError, match=r"device: expected one of cpu, got 'cuda:7'"):
         run_cifar10(run(), tmp_path, cache, device="cuda:7")
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="device: expected one of cpu, got 'toaster'"):
         run_cifar10(run(), tmp_path, cache, device="toaster")
-    with pytest.raises(ValueError, match="is not there"):
+    with pytest.raises(ValueError, match="device: expected one of cpu, got 'meta'"):
         run_cifar10(run(), tmp_path, cache, device="meta")
     assert not list(tmp_path.glob("*.json"))
 
@@ -418,7 +425,7 @@ def result(method, setting, seed, accuracy, ways=("mean",)):
     bins = {key: [0.5, 0.5] for key in ("weight", "confidence", "accuracy")}
     own = {"accuracy": accuracy, "nll": 1.0, "brier": 0.5, "ece": 0.1, "reliability": bins, "auroc": {"svhn": 0.8}}
     return {
-        "format": study.FORMAT,
+        "format": Run.FORMAT,
         "settings": {"method": method, "setting": setting, "seed": seed, "validate": False},
         "scores": {way: {**own, "accuracy": accuracy + 0.01 * (way == "samples")} for way in ways},
         "curve": [[2.0, 0.1]] * 45,
@@ -465,19 +472,22 @@ def test_settings_have_the_papers_names():
 
 
 def test_the_scale_of_the_posterior_does_not_depend_on_the_number_of_images():
-    few, many, all_of_them = (recipe("noisy-ekfac", PLAIN, size)["kl_weight"] / size for size in (5_000, 20_000, 10**6))
+    few, many, all_of_them = (
+        classification_recipe("noisy-ekfac", PLAIN, size)["kl_weight"] / size for size in (5_000, 20_000, 10**6)
+    )
     assert few == pytest.approx(many)
     assert all_of_them == 1e-6  # λ is at most 1
-    assert recipe("bbb", PLAIN)["kl_weight"] == recipe("noisy-ekfac", PLAIN)["kl_weight"]
+    assert classification_recipe("bbb", PLAIN)["kl_weight"] == classification_recipe("noisy-ekfac", PLAIN)["kl_weight"]
 
 
 def test_a_run_tells_images_of_other_sets_from_its_own(cache, tmp_path, monkeypatch):
     monkeypatch.setattr(images, "is_here", lambda name, folder: name == "svhn")
     monkeypatch.setattr(images, "other", lambda name, folder: torch.randint(256, (30, 3, 32, 32)).to(torch.uint8))
-    monkeypatch.setattr(study, "STRANGE", 7)
+    monkeypatch.setattr(study, "OOD_SIZE", 7)
     seen = []
     monkeypatch.setattr(
-        study, "evaluate", lambda training, test, strange, *a, **k: seen.append(strange) or {"mean": {}}
+        "eigenoise.studies.classification.training.evaluate",
+        lambda training, sets, on_pass: seen.append(sets.ood) or {"mean": {}},
     )
     run_cifar10(run("sgd"), tmp_path, cache)
     assert {name: len(x) for name, x in seen[0].items()} == {"svhn": 7}
@@ -522,9 +532,9 @@ def test_the_command_can_be_quiet_and_write_for_tensorboard(cache, tmp_path):
     ("more", "message"),
     [
         (["--method", "adam"], "--method must be one of"),
-        (["--epochs", "1"], "give --steps or --epochs, not both"),
-        (["--device", "cuda:9"], "is not there"),
-        (["--batch-size", "65"], "batch_size must be at most train_size"),
+        (["--epochs", "1"], "expected --steps or --epochs, got both"),
+        (["--device", "cuda:9"], "device: expected one of cpu, got 'cuda:9'"),
+        (["--batch-size", "65"], "batch_size: expected at most train_size"),
         (["--data", "/nowhere"], "could not be downloaded"),
         (["--method", "noisy-ekfac,sgd", "--conv-basis", "full"], "not for sgd"),
         (["--conv-basis", "half"], "conv_basis must be one of"),
@@ -573,7 +583,7 @@ def test_several_processes_stop_together_and_go_on_bit_for_bit(cache, tmp_path, 
 
 
 def _one_is_killed(cache, out):
-    study.CHECKPOINT_STEPS = 2
+    Run.SAVE_STEPS = 2
 
     def on_step(training):
         if len(training.curve) == 3 and dist.get_rank() == 1:

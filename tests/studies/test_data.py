@@ -150,9 +150,9 @@ def test_a_constant_target_is_only_centred(value: float) -> None:
 @pytest.mark.parametrize(
     ("rows", "seeds", "fraction", "message"),
     [
-        (ROWS, [], 0.1, "at least one split is needed"),
-        (2, [0], 0.1, "at least 3 rows, but 2 came"),
-        (3, [0], 0.9, "at least 3 rows"),
+        (ROWS, [], 0.1, "splits: expected at least one, got none"),
+        (2, [0], 0.1, "rows: expected at least 3 to split, got 2"),
+        (3, [0], 0.9, "rows: expected at least 3"),
         (ROWS, [0], 0.0, "test_fraction must be .* greater than 0"),
         (ROWS, [0], 1.0, "test_fraction must be .* at most 0.99, got 1.0"),
         (ROWS, [0], -0.1, "test_fraction"),

@@ -19,11 +19,10 @@ from eigenoise.cli.base import rich_table
 from eigenoise.optim.methods import BAYESIAN
 from eigenoise.studies import data
 from eigenoise.studies.data import uci
-from eigenoise.studies.published import PAPER_TABLE
+from eigenoise.studies.recipes import PRESETS, load
 from eigenoise.studies.regression import report, study
-from eigenoise.studies.regression.presets import PRESETS
-from eigenoise.studies.regression.study import Run, finished, run_uci
-from eigenoise.studies.regression.trial import Trial
+from eigenoise.studies.regression.study import Run, run_uci
+from eigenoise.studies.regression.training import Training
 
 PAPER = PRESETS["paper"]
 
@@ -46,14 +45,16 @@ def test_the_paper_preset_is_the_papers():
     assert (ekfac["refresh_every"], ekfac["reinit_every"], ekfac["samples"]) == (5, 50, 10)
     assert (ekfac["kl_weight"], ekfac["prior_var"], ekfac["damping"]) == (1.0, 1.0, 0.0)
     assert PAPER.recipe("boston", "noisy-kfac").optimizer["damping_form"] == "factored"
-    assert all(set(row) == set(BAYESIAN) for row in PAPER_TABLE.values())
-    assert PAPER_TABLE["yacht"]["noisy-ekfac"] == (0.974, 0.116, -2.224, 0.007)
+    published = load("published")["regression"]
+    assert set(published) == set(uci.SETS)
+    assert all(set(row) == set(BAYESIAN) for row in published.values())
+    assert published["yacht"]["noisy-ekfac"] == {"rmse": [0.974, 0.116], "ll": [-2.224, 0.007]}
 
 
 @pytest.mark.parametrize("method", BAYESIAN)
 def test_a_run_writes_its_result(no_cache, tmp_path, method):
     seen = []
-    result = run_uci(boston(method), tmp_path, on_epoch=lambda trial: seen.append(len(trial.curve)))
+    result = run_uci(boston(method), tmp_path, on_epoch=lambda training: seen.append(len(training.curve)))
     assert seen == [1, 2, 3]
     on_disk = json.loads((tmp_path / f"boston-{method}-paper.json").read_text())
     assert on_disk == result
@@ -69,20 +70,20 @@ def test_a_run_writes_its_result(no_cache, tmp_path, method):
 
 
 def test_a_stopped_run_continues_bit_for_bit(no_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(Run, "SAVE_SECONDS", -1.0)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     straight = run_uci(boston(epochs=4), tmp_path / "a")
 
-    def stop(trial):
-        if len(trial.curve) == 3:
+    def stop(training):
+        if len(training.curve) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_uci(boston(epochs=4), tmp_path / "b", on_epoch=stop)
     assert not (tmp_path / "b" / "boston-noisy-ekfac-paper.json").exists()
     seen = []
-    resumed = run_uci(boston(epochs=4), tmp_path / "b", on_epoch=lambda trial: seen.append(len(trial.curve)))
+    resumed = run_uci(boston(epochs=4), tmp_path / "b", on_epoch=lambda training: seen.append(len(training.curve)))
     assert seen == [3, 4]  # two passes were saved
     for name in ("rmse", "ll", "elbo", "curve", "iterations"):
         assert resumed[name] == straight[name]
@@ -90,19 +91,19 @@ def test_a_stopped_run_continues_bit_for_bit(no_cache, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", BAYESIAN)
 @pytest.mark.parametrize("input_noise", [False, True])
-def test_a_trial_continues_bit_for_bit(method, input_noise):
+def test_a_training_continues_bit_for_bit(method, input_noise):
     """With another process's random state, through a file."""
     recipe = dataclasses.replace(
         PRESETS["elbo"].recipe("boston", method), epochs=4, noise={}, input_noise=input_noise, test_samples=4
     )
 
-    def trial():
+    def training():
         splits = data.split(data.boston(), [1, 2])
-        return Trial(recipe, method, splits, hidden=5, batch_size=50)
+        return Training(recipe, method, splits, hidden=5, batch_size=50)
 
-    straight, first, second = trial(), trial(), trial()
-    assert list(straight.passes()) == [1, 2, 3, 4]
-    for epoch in first.passes():
+    straight, first, second = training(), training(), training()
+    assert list(straight.steps()) == [1, 2, 3, 4]
+    for epoch in first.steps():
         if epoch == 2:
             break
     file = io.BytesIO()
@@ -110,16 +111,16 @@ def test_a_trial_continues_bit_for_bit(method, input_noise):
     file.seek(0)
     torch.manual_seed(99)
     second.load_state_dict(torch.load(file, weights_only=True))
-    assert list(second.passes()) == [3, 4]
+    assert list(second.steps()) == [3, 4]
     assert second.curve == straight.curve
     assert second.scores() == straight.scores()
 
 
 def test_a_stopped_run_of_other_settings_is_kept(no_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(Run, "SAVE_SECONDS", -1.0)
 
-    def stop(trial):
-        if len(trial.curve) == 2:
+    def stop(training):
+        if len(training.curve) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +133,9 @@ def test_a_stopped_run_of_other_settings_is_kept(no_cache, tmp_path, monkeypatch
 
 
 def test_scores_that_are_not_finite_are_no_result(no_cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trial, "scores", lambda self: {"rmse": [1.0, 1.0], "ll": [-1.0, -math.inf], "elbo": [0.0, 0.0]})
+    monkeypatch.setattr(
+        Training, "scores", lambda self, on_pass: {"rmse": [1.0, 1.0], "ll": [-1.0, -math.inf], "elbo": [0.0, 0.0]}
+    )
     with pytest.raises(checks.NotFiniteError, match="ll is not finite"):
         run_uci(boston("bbb", epochs=1), tmp_path)
     assert not (tmp_path / "boston-bbb-paper.json").exists()
@@ -142,31 +145,36 @@ def test_the_elbo_of_a_colder_posterior_is_that_of_weight_one():
     splits = data.split(data.boston(), [1])
     recipe = dataclasses.replace(PAPER.recipe("boston", "bbb"), epochs=1)
     cold = dataclasses.replace(recipe, optimizer={**recipe.optimizer, "kl_weight": 0.5})
-    trial = Trial(cold, "bbb", splits, hidden=5, batch_size=100)
-    list(trial.passes())
-    terms = trial.optimizer.elbo_terms()
+    training = Training(cold, "bbb", splits, hidden=5, batch_size=100)
+    list(training.steps())
+    terms = training.optimizer.elbo_terms()
     expected = (terms.log_likelihood - terms.kl_weights - terms.kl_noise) / terms.num_data
-    assert trial.curve[-1] == pytest.approx(float(expected.mean()))
-    assert float(terms.per_example.mean()) > trial.curve[-1] + 0.01
+    assert training.curve[-1] == pytest.approx(float(expected.mean()))
+    assert float(terms.per_example.mean()) > training.curve[-1] + 0.01
 
 
 def test_a_damaged_checkpoint_is_named(no_cache, tmp_path):
     path = tmp_path / ".boston-noisy-ekfac-paper.checkpoint"
     path.write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="delete it to start this run anew"):
+    with pytest.raises(ValueError, match="delete it to restart this run"):
         run_uci(boston(), tmp_path)
     assert path.read_bytes() == b"damaged"
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "not a result"), ("{}", "not a result"), ('{"format": 99}', "format is 99"), ("[1]", "not a result")],
+    [
+        ("{", "not a result"),
+        ("{}", "not a result"),
+        ('{"format": 99}', "expected format 2, got 99"),
+        ("[1]", "not a result"),
+    ],
 )
 def test_foreign_results_are_refused_and_kept(tmp_path, content, message):
     path = tmp_path / "boston-noisy-ekfac-paper.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        finished(boston(), tmp_path)
+        boston().result(tmp_path)
     assert path.read_text() == content
 
 
@@ -182,7 +190,7 @@ def test_runs_are_checked():
     with pytest.raises(ValueError, match="method must be one of"):
         Run("yacht", "sgd", PAPER)
     canonical = dataclasses.replace(PAPER, canonical=True)
-    with pytest.raises(ValueError, match="protein has 5 canonical splits, but 6"):
+    with pytest.raises(ValueError, match="expected at most 5, the canonical ones of protein, got 6"):
         Run("protein", "bbb", canonical, splits=6).split_numbers()
     with pytest.raises(ValueError, match="one official split"):
         Run("year", "bbb", PAPER, splits=2).split_numbers()
@@ -312,7 +320,7 @@ def test_bad_settings_of_a_later_run_stop_the_first(no_cache, tmp_path):
     arguments = ["uci", "boston", "protein", "--splits", "6", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
-    assert "protein has 5 canonical splits, but 6 were asked for" in result.stderr
+    assert "splits: expected at most 5, the canonical ones of protein, got 6" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -125,7 +125,7 @@ def test_the_nearest_name_is_offered(word, near):
 
 def test_split_numbers_are_checked():
     for number in (-1, 20):
-        with pytest.raises(ValueError, match=f"split must be from 0 to 19 for yacht, but {number} came"):
+        with pytest.raises(ValueError, match=f"split: expected 0 to 19 for yacht, got {number}"):
             uci.canonical_rows("yacht", [0, number])
 
 
@@ -142,5 +142,5 @@ def test_boston_needs_no_download_even_after_a_failed_one(tmp_path, offline):
 
 def test_splits_need_a_split():
     table = data.Table("t", np.zeros((5, 1)), np.zeros(5))
-    with pytest.raises(ValueError, match="at least one split"):
+    with pytest.raises(ValueError, match="splits: expected at least one, got none"):
         data.standardised(table, [])

@@ -1,9 +1,9 @@
-"""What all commands share: the app itself, a terminal to print on, tables."""
+"""What all commands share: the app, a terminal to print on, tables, progress of training, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,31 +15,34 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from eigenoise.reporting.progress import Task
     from eigenoise.reporting.tables import Grid
+    from eigenoise.reporting.tensorboard import Board
+    from eigenoise.studies.regression.training import Training
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
-Folder = Annotated[Path | None, typer.Option(help="Folder for TensorBoard's curves and histograms.")]
+TensorBoard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard's curves and histograms.")]
+DataCache = Annotated[Path | None, typer.Option("--data", help="The data cache.")]
 
 
 def console(quiet: bool = False) -> Console:
-    """A terminal as wide as it is, a file or pipe wide enough for every table."""
+    """Returns a console with the terminal's width, or wide enough for every table in a file or pipe."""
     from rich.console import Console
 
-    found = Console(quiet=quiet)
-    return found if found.is_terminal else Console(width=140, quiet=quiet)
+    terminal = Console(quiet=quiet)
+    return terminal if terminal.is_terminal else Console(width=140, quiet=quiet)
 
 
 def say(terminal: Console, text: str) -> None:
-    """Print a line as it is: paths may have brackets in them."""
+    """Prints a line without markup: paths may have brackets in them."""
     terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def reported(command: str, hint: str = "") -> Iterator[None]:
-    """Within the block errors become a message on stderr and an exit code: diverged 1, bad input 2, stopped 130."""
+    """Turns errors within the block into a message on stderr and an exit code: diverged 1, bad input 2, stopped 130."""
     from eigenoise import checks
 
     try:
@@ -58,7 +61,7 @@ def reported(command: str, hint: str = "") -> Iterator[None]:
 
 
 def rich_table(grid: Grid) -> Table:
-    """A grid for the terminal."""
+    """Formats a grid for the terminal."""
     from rich.table import Table
 
     table = Table(title=grid.title)
@@ -70,6 +73,41 @@ def rich_table(grid: Grid) -> Table:
     return table
 
 
+def check_out_file(out: Path, *inputs: Path) -> None:
+    """Raises before any work is done if ``out`` cannot be written or is one of the files that are read."""
+    from eigenoise import storage
+
+    storage.folder(out.parent)
+    if out.is_dir():
+        raise ValueError(f"--out: expected a file, got the folder {out}")
+    for path in inputs:
+        if out.exists() and path.exists() and out.samefile(path):
+            raise ValueError(f"--out: expected another file than {path}, which would be lost")
+
+
+def board_for(folder: Path | None, name: str) -> AbstractContextManager[Board | None]:
+    """Opens the TensorBoard folder of a run, or nothing without ``folder``."""
+    if folder is None:
+        return nullcontext()
+    from eigenoise.reporting.tensorboard import Board
+
+    return Board(folder / name)
+
+
+def show_epoch(task: Task, board: Board | None = None) -> Callable[[Training], None]:
+    """Returns a callback that shows each epoch of a regression as progress of ``task`` and on ``board``."""
+
+    def show(training: Training) -> None:
+        epoch, epochs, elbo = len(training.curve), training.recipe.epochs, training.curve[-1]
+        task.to(epoch, f"ELBO {elbo:.3f}")
+        if board is not None:
+            board.scalars(epoch, elbo=elbo)
+            if epoch % max(1, epochs // 10) == 0:
+                board.histograms(epoch, training.optimizer)
+
+    return show
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"eigenoise {__version__}")
@@ -79,7 +117,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Bayesian neural networks by noisy natural gradient."""

@@ -17,18 +17,22 @@ if TYPE_CHECKING:
 
 
 def _seen(task: Task, count: Iterator[int], name: str) -> None:
-    """Show that one more is done."""
+    """Shows that one more is done."""
     task.to(next(count), name)
 
 
 @app.command()
 def bench(
-    cases: Annotated[list[str] | None, typer.Argument(help="Of a, b, c, c+bn and d; all if none is named.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often every method is timed.")] = 5,
-    peers: Annotated[bool, typer.Option(help="Other libraries too, as far as they are installed.")] = True,
-    memory: Annotated[bool, typer.Option(help="Peak memory too, each method in a process of its own.")] = True,
-    growth: Annotated[bool, typer.Option(help="How the cost grows with width, batch, depth, splits, samples.")] = False,
-    against: Annotated[Path | None, typer.Option(help="An older result: say what grew.")] = None,
+    cases: Annotated[list[str] | None, typer.Argument(help="Cases among a, b, c, c+bn and d; by default all.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each method.")] = 5,
+    peers: Annotated[bool, typer.Option(help="Time other installed libraries as well.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each method in a new process.")] = True,
+    growth: Annotated[
+        bool, typer.Option(help="Measure how the cost grows with width, batch, depth, splits, samples.")
+    ] = False,
+    against: Annotated[
+        Path | None, typer.Option(help="An older result to compare with; exit code 1 if a cost grew.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, tables and pictures.")] = Path("bench"),
     quiet: Quiet = False,
 ) -> None:
@@ -44,6 +48,7 @@ def bench(
 
     from eigenoise import checks, storage
     from eigenoise.reporting.progress import watching
+    from eigenoise.reporting.tables import markdown
     from eigenoise.studies.bench import run, show
     from eigenoise.studies.bench.cases import CASES
 
@@ -53,7 +58,7 @@ def bench(
         names = [checks.choice("case", name, CASES) for name in cases or CASES]
         before = None if against is None else json.loads(against.read_text())
         if before is not None and not (isinstance(before, dict) and "cases" in before):
-            raise ValueError(f"--against must be a result of this command, but {against} is none")
+            raise ValueError(f"--against: expected a result of this command, got {against}")
         storage.folder(out)
         with watching(not quiet) as watch:
             results = run.begun(out / "bench.json")
@@ -64,7 +69,7 @@ def bench(
                 storage.write_json(out / "bench.json", results)
         for grid in show.grids(results):
             terminal.print(rich_table(grid))
-        storage.write_text(out / "bench.md", show.markdown(results))
+        storage.write_text(out / "bench.md", markdown(show.grids(results)))
         for path in (out / "bench.json", out / "bench.md", *show.pictures(results, out)):
             say(terminal, f"written: {path}")
     if before is not None:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console, reported
+from eigenoise.cli.base import Quiet, app, console, reported, rich_table
 
-data_app = typer.Typer(no_args_is_help=True, help="The data cache: what is there, fetch more, where it is.")
+data_app = typer.Typer(no_args_is_help=True, help="The data cache: list it, fetch sets, show its path.")
 app.add_typer(data_app, name="data")
 
 
@@ -18,24 +18,16 @@ def data_list() -> None:
 
     Example: eigenoise data list
     """
-    from rich.table import Table
-
+    from eigenoise.reporting.tables import Grid
     from eigenoise.studies.data import images
     from eigenoise.studies.data.files import cache_folder
     from eigenoise.studies.data.uci import SETS, presence
 
-    table = Table(title=f"UCI regression sets; cache {cache_folder()}")
-    for heading in ("set", "rows", "inputs", "splits", "in the cache"):
-        table.add_column(heading, justify="left" if heading == "set" else "right")
-    for info in SETS.values():
-        table.add_row(info.name, f"{info.rows:,}", str(info.inputs), str(info.splits), presence(info.name))
-    console().print(table)
-    table = Table(title="Small images")
-    for heading in ("set", "in the cache"):
-        table.add_column(heading, justify="left" if heading == "set" else "right")
-    for name in ("cifar10", *images.OTHERS):
-        table.add_row(name, "yes" if images.is_here(name) else "no")
-    console().print(table)
+    rows = [[s.name, f"{s.rows:,}", str(s.inputs), str(s.splits), presence(s.name)] for s in SETS.values()]
+    header = ["set", "rows", "inputs", "splits", "in the cache"]
+    console().print(rich_table(Grid(f"UCI regression sets; cache {cache_folder()}", header, rows)))
+    rows = [[name, "yes" if images.is_here(name) else "no"] for name in ("cifar10", *images.OTHERS)]
+    console().print(rich_table(Grid("Small images", ["set", "in the cache"], rows)))
 
 
 @data_app.command("fetch")

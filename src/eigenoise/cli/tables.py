@@ -7,21 +7,9 @@ from typing import Annotated
 
 import typer
 
-from eigenoise.cli.base import Quiet, app, console, reported, rich_table, say
+from eigenoise.cli.base import Quiet, app, check_out_file, console, reported, rich_table, say
 
-WIDEST = 10_000  # units of a hidden layer
-
-
-def _check_out(out: Path, *read: Path) -> None:
-    """Before work is done: ``out`` can be written, and is none of the files that were read."""
-    from eigenoise import storage
-
-    storage.folder(out.parent)
-    if out.is_dir():
-        raise ValueError(f"--out must be a file, but {out} is a folder")
-    for path in read:
-        if out.exists() and path.exists() and out.samefile(path):
-            raise ValueError(f"--out must be another file than {path}, which would be lost")
+MAX_WIDTH = 10_000  # units of a hidden layer
 
 
 def _sizes(hidden: str) -> tuple[int, ...]:
@@ -29,8 +17,8 @@ def _sizes(hidden: str) -> tuple[int, ...]:
         sizes = tuple(int(size) for size in hidden.split(","))
     except ValueError:
         sizes = ()
-    if not sizes or not all(1 <= size <= WIDEST for size in sizes):
-        raise ValueError(f"--hidden must be numbers from 1 to {WIDEST:,} such as 50 or 100,50, but {hidden!r} came")
+    if not sizes or not all(1 <= size <= MAX_WIDTH for size in sizes):
+        raise ValueError(f"--hidden: expected numbers from 1 to {MAX_WIDTH:,} such as 50 or 100,50, got {hidden!r}")
     return sizes
 
 
@@ -38,15 +26,17 @@ def _sizes(hidden: str) -> tuple[int, ...]:
 def fit(
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
-    out: Annotated[Path, typer.Option(help="The model's file.")],
-    task: Annotated[str | None, typer.Option(help="regression or classification; else seen from the target.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="A column not to learn from; more than once for more.")] = None,
+    out: Annotated[Path, typer.Option(help="File of the model.")],
+    task: Annotated[
+        str | None, typer.Option(help="regression or classification; by default inferred from the target.")
+    ] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; repeat for more.")] = None,
     method: Annotated[str, typer.Option(help="noisy-ekfac, noisy-kfac, noisy-adam or bbb.")] = "noisy-ekfac",
-    members: Annotated[int, typer.Option(min=1, help="Networks of an ensemble.")] = 5,
+    members: Annotated[int, typer.Option(min=1, help="Number of networks in the ensemble.")] = 5,
     hidden: Annotated[str, typer.Option(help="Units of the hidden layers, such as 50 or 100,50.")] = "50",
-    held_out: Annotated[float, typer.Option(help="The part of the rows to test on.")] = 0.2,
-    seed: Annotated[int, typer.Option(min=0, help="Of which rows, and of the fit.")] = 0,
-    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    held_out: Annotated[float, typer.Option(help="Fraction of the rows to test on.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out rows and of the fit.")] = 0,
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file.")] = "utf-8",
     quiet: Quiet = False,
 ) -> None:
     """Learn to predict a column of a table, and say how well, beside scikit-learn's models.
@@ -60,7 +50,7 @@ def fit(
     with reported("fit", "nothing was written"):
         sizes = _sizes(hidden)
         frame = read_table(table, encoding)
-        _check_out(out, table)
+        check_out_file(out, table)
         learned = learn(
             frame,
             target,
@@ -86,11 +76,11 @@ def fit(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(help="What fit wrote.")],
+    model: Annotated[Path, typer.Argument(help="A model that fit wrote.")],
     table: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the same columns.")],
-    out: Annotated[Path, typer.Option(help="The table with predictions.")],
-    interval: Annotated[float, typer.Option(help="How much of the truth intervals shall hold.")] = 0.9,
-    encoding: Annotated[str, typer.Option(help="Of a CSV file.")] = "utf-8",
+    out: Annotated[Path, typer.Option(help="File of the table with predictions.")],
+    interval: Annotated[float, typer.Option(help="Probability of the predictive intervals.")] = 0.9,
+    encoding: Annotated[str, typer.Option(help="Encoding of a CSV file.")] = "utf-8",
     quiet: Quiet = False,
 ) -> None:
     """Add predictions to a table: a number and its interval, or a class and all probabilities.
@@ -104,7 +94,7 @@ def predict(
 
     with reported("predict", "nothing was written"):
         checks.number("--interval", interval, open_low=True, high=0.9999)
-        _check_out(out, table, model)
+        check_out_file(out, table, model)
         learned = Learned.load(model)
         texts = [column.name for column in learned.schema.columns if column.kind == "category"]
         predicted = add_predictions(learned, read_table(table, encoding, texts), interval)

@@ -1,4 +1,4 @@
-"""Seeing a run: bars with the time left in a terminal, plain lines in a file or pipe, or nothing."""
+"""Progress of a run: bars with the time left in a terminal, plain lines in a file or pipe, or nothing."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-SECONDS = 10.0  # between two lines
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class Task(Protocol):
-    """Something that is being done."""
+    """Something in progress."""
 
     def to(self, done: float, now: str = "", total: float | None = None) -> None:
-        """So much of it is ``done``, and ``now`` says how it goes; with ``total`` how much there is to do at all."""
+        """Sets how much is done, what to show beside it and, if given, how much there is to do."""
 
     def end(self, how: str = "done") -> None:
-        """It is over."""
+        """Ends the task."""
 
 
 class Watch(Protocol):
-    """Where tasks are seen."""
+    """Shows tasks."""
 
     def task(self, name: str, total: float | None = None) -> Task:
-        """A new one."""
+        """Starts a task."""
 
 
 @contextmanager
 def watching(wanted: bool = True) -> Iterator[Watch]:
-    """Within the block tasks are seen on stderr, if ``wanted``."""
+    """Shows tasks of the block on stderr, if ``wanted``."""
     if not wanted:
-        yield _Nothing()
+        yield Lines(lambda line: None)
         return
     if not sys.stderr.isatty():
         yield Lines(lambda line: print(line, file=sys.stderr, flush=True))
@@ -53,17 +53,6 @@ def watching(wanted: bool = True) -> Iterator[Watch]:
     )
     with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as bars:
         yield _Bars(bars)
-
-
-class _Nothing:
-    def task(self, name: str, total: float | None = None) -> Task:
-        return self
-
-    def to(self, done: float, now: str = "", total: float | None = None) -> None:
-        pass
-
-    def end(self, how: str = "done") -> None:
-        pass
 
 
 class _Bars:
@@ -84,25 +73,25 @@ class _Bar:
         self.bars.update(self.number, completed=done, now=now, total=total)  # None leaves it
 
     def end(self, how: str = "done") -> None:
-        """A line above the bars takes its place."""
+        """Replaces the bar by a line above the others."""
         self.bars.remove_task(self.number)
         line = _line(self.name, how, self.now, duration(time.monotonic() - self.began))
         self.bars.console.print(line, markup=False, highlight=False)
 
 
 class Lines:
-    """A line for each task now and then, and one when it is done.
+    """Prints a line for each task every few seconds, and one at its end.
 
     Args:
-        say: takes a line.
-        clock: seconds from anywhere.
+        say: prints a line.
+        clock: returns seconds.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
         self.say, self.clock = say, clock
 
     def task(self, name: str, total: float | None = None) -> Task:
-        """A new one."""
+        """Starts a task."""
         return _Text(self, name, total)
 
 
@@ -115,7 +104,7 @@ class _Text:
     def to(self, done: float, now: str = "", total: float | None = None) -> None:
         self.now, self.total, clock = now, self.total if total is None else total, self.lines.clock()
         self.first = self.first or (clock, done)
-        if clock - self.last < SECONDS:
+        if clock - self.last < SECONDS_BETWEEN_LINES:
             return
         self.last = clock
         share = left = ""
@@ -135,10 +124,9 @@ def _line(name: str, *parts: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 7 s, 3:05 min or 2:05 h."""
+    """Formats seconds as 7 s, 3:05 min or 2:05 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02} h"
+    minutes, rest, unit = (*divmod(whole, 60), "min") if whole < 3600 else (*divmod(whole // 60, 60), "h")
+    return f"{minutes}:{rest:02} {unit}"

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: scalars, and histograms of weights, their spread and R for every layer."""
+"""TensorBoard: scalars, and histograms of each layer's means, standard deviations and R."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Board:
         self._writer: Any = SummaryWriter(os.fspath(folder))
 
     def scalars(self, step: int, **values: float) -> None:
-        """One point of each curve."""
+        """Adds a point to the curve of each name."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def histograms(self, step: int, optimizer: Optimizer) -> None:
-        """Of each layer: means and standard deviations of its weights, and log10 of R where there is one.
+        """Adds histograms of each layer's means and standard deviations, and of log10 of R where there is one.
 
-        Of an optimiser without a posterior, or while λ is 0, there is nothing to show.
+        No-op for an optimiser without a posterior, or while λ is 0.
         """
         if not isinstance(optimizer, BayesianOptimizer) or optimizer.param_groups[0]["kl_weight"] == 0:
             return

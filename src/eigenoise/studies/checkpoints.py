@@ -1,13 +1,17 @@
-"""What a run that was stopped or killed goes on from: its last two good states, each in a file with a checksum."""
+"""The last two good states of a run, each in a file with a checksum, so that a stopped or killed run resumes."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,185 +20,208 @@ from torch import Tensor
 
 from eigenoise import storage
 from eigenoise.parallel.ranks import Ranks
-from eigenoise.studies.runs import stops
 
 MAGIC = b"eigenoise checkpoint 1\n"
-SECONDS, STEPS = 300.0, 1000  # between saves, whichever comes first
+SAVE_SECONDS, SAVE_STEPS = 300.0, 1000  # between saves, whichever comes first
 
-TakeOver = Callable[[dict[str, Any]], None]
+State = dict[str, Any]
 
 
 class Checkpoints:
     """The files ``path`` and, one save older, ``path`` with ``.before`` at its end.
 
-    A save writes a third file, makes it durable, and only then renames: whenever the process ends, one whole state is
-    there. Which file is newer is said by their names alone, so clocks may go backwards.
+    A save writes a third file, syncs it to the disk and only then renames: whenever the process ends, one complete
+    state exists. The names alone tell which file is newer, so clocks may go backwards.
 
     Args:
-        path: of the newer file.
-        marks: what run it is of; files with others are refused.
-        seconds: between saves.
-        steps: between saves.
-        ranks: the processes of a run that is one of several: they stop together, and the first one saves for all.
+        path: the newer file.
+        settings: settings of the run as JSON values; files of other settings are refused.
+        seconds: time between saves.
+        steps: steps between saves.
+        ranks: the processes that train together: they stop together, and rank 0 saves for all.
 
     Attributes:
-        spent: the seconds that the run took so far, in all its sittings.
+        seconds_spent: training time of the run so far, over all sessions.
     """
 
     def __init__(
-        self, path: Path, marks: str, *, seconds: float = SECONDS, steps: int = STEPS, ranks: Ranks | None = None
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        seconds: float = SAVE_SECONDS,
+        steps: int = SAVE_STEPS,
+        ranks: Ranks | None = None,
     ):
-        self.ranks = ranks
         self.path, self.older = path, path.with_name(path.name + ".before")
-        self.marks, self.seconds, self.steps = marks, seconds, steps
-        self.spent = 0.0
+        self.settings, self.seconds, self.steps = dict(settings), seconds, steps
+        self.ranks, self.writes = ranks, ranks is None or ranks.rank == 0
+        self.seconds_spent = 0.0
 
     @property
     def exist(self) -> bool:
-        """Whether there is a file to go on from."""
+        """Whether there is a file to resume from."""
         return self.path.exists() or self.older.exists()
 
-    def resume(self, take_over: TakeOver) -> None:
-        """Let ``take_over`` have the newest good state, if there is one.
+    def resume(self, load_state: Callable[[State], None]) -> None:
+        """Passes the newest good state to ``load_state``, if there is one.
 
         Raises:
-            ValueError: if no file is good or they are of another run; they are left as they are.
+            ValueError: if no file is good or they belong to another run; they are left unchanged.
         """
         storage.sweep(self.path)
-        problems, damaged = [], []
+        problems: list[str] = []
+        damaged: list[Path] = []
         for path in (path for path in (self.path, self.older) if path.exists()):
             try:
-                kept = read(path)
+                content = read(path)
             except ValueError as error:
                 problems.append(str(error))
                 damaged.append(path)
                 continue
-            if kept["settings"] != self.marks:
+            if content["settings"] != self.settings:
                 raise ValueError(
                     f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another "
                     "folder"
                 )
             try:
-                take_over(kept["state"])
+                load_state(content["state"])
             except Exception as error:
-                raise ValueError(f"{path} cannot be used ({error}); delete it to start this run anew") from error
-            self._put_aside(damaged)
+                raise ValueError(f"{path} cannot be used ({error}); delete it to restart this run") from error
+            self._set_aside(damaged)
             if problems:
-                warnings.warn(f"{problems[0]}; the run goes on from the state before it", RuntimeWarning, stacklevel=2)
-            self.spent = float(kept["seconds"])
+                warnings.warn(f"{problems[0]}; the run resumes from the state before it", RuntimeWarning, stacklevel=2)
+            self.seconds_spent = float(content["seconds"])
             return
         if problems:
-            raise ValueError(f"{'; '.join(problems)}; delete it to start this run anew")
+            raise ValueError(f"{'; '.join(problems)}; delete it to restart this run")
 
-    def _put_aside(self, damaged: Sequence[Path]) -> None:
-        """Rename damaged files, which the next save would put in the place of a good one."""
+    def _set_aside(self, damaged: Sequence[Path]) -> None:
+        """Renames damaged files, which the next save would otherwise move over a good one."""
         if self.writes:
             for path in damaged:
                 os.replace(path, path.with_name(path.name + ".damaged"))
 
-    @property
-    def writes(self) -> bool:
-        """Whether this process is the one that writes."""
-        return self.ranks is None or self.ranks.rank == 0
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Write the state of now; what was newest becomes the older file."""
-        content = {"settings": self.marks, "state": state, "seconds": self.spent}
+    def save(self, state: State) -> None:
+        """Writes the current state; the newest file becomes the older one."""
         buffer = io.BytesIO()
+        content = {"settings": json.dumps(self.settings), "state": state, "seconds": self.seconds_spent}
         torch.save(content, buffer)
         payload = buffer.getbuffer()
         head = MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n"
         storage.write_bytes(self.path, head, payload, older=self.older)
 
     def remove(self) -> None:
-        """The run is finished."""
-        if not self.writes:
-            return
-        storage.sweep(self.path)
-        self.path.unlink(missing_ok=True)
-        self.older.unlink(missing_ok=True)
+        """Deletes the files, once the run is finished."""
+        if self.writes:
+            storage.sweep(self.path)
+            self.path.unlink(missing_ok=True)
+            self.older.unlink(missing_ok=True)
 
-    def kept(self, steps: Iterable[int], state: Callable[[], dict[str, Any]]) -> Iterator[int]:
-        """The numbers of ``steps`` as they are done, saving every so often and at the end.
+    def saving(self, steps: Iterable[int], state: Callable[[], State]) -> Iterator[int]:
+        """Yields from ``steps``, saving every so often and at the end.
 
-        An interrupt or a request to end (SIGINT, SIGTERM) lets the step be finished, saves, and raises
-        KeyboardInterrupt. A save that fails, as on a full disk, is warned about: the run goes on, and the files of
-        before stay.
+        SIGINT and SIGTERM let the current step finish, save, and raise KeyboardInterrupt. A save that fails, as on a
+        full disk, warns: the run continues, and the previous files stay.
         """
         began = last = time.monotonic()
-        before, unsaved = self.spent, 0
-        with stops() as asked:
+        before, unsaved = self.seconds_spent, 0
+        with stop_requests() as requests:
             for step in steps:
                 yield step
                 now, unsaved = time.monotonic(), unsaved + 1
-                self.spent = before + now - began
-                if asked if self.ranks is None else self.ranks.any(bool(asked)):
+                self.seconds_spent = before + now - began
+                if requests if self.ranks is None else self.ranks.any(bool(requests)):
                     if self.writes:
                         self.save(state())
                     raise KeyboardInterrupt
                 if now - last >= self.seconds or unsaved >= self.steps:
                     self._try_to_save(state, step)
                     last, unsaved = now, 0
-        if unsaved:  # what follows may take long, and may be stopped
+        if unsaved:  # testing may take long, and may be stopped
             self._try_to_save(state, step)
 
-    def _try_to_save(self, state: Callable[[], dict[str, Any]], step: int) -> None:
+    def _try_to_save(self, state: Callable[[], State], step: int) -> None:
         if not self.writes:
             return
         try:
             self.save(state())
         except OSError as error:
             warnings.warn(
-                f"{self.path} could not be written after step {step} ({error}); the run goes on, and would go on from "
-                "the state before if it were stopped",
+                f"{self.path} could not be written after step {step} ({error}); the run continues, and would resume "
+                "from the previous state if it were stopped",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
 
-def read(path: Path) -> dict[str, Any]:
-    """What a file holds: plain values and tensors, no code.
+def read(path: Path) -> State:
+    """Reads a checkpoint: plain values and tensors, no code.
 
     Raises:
-        ValueError: if it is not whole or not a checkpoint.
+        ValueError: if the file is damaged or not a checkpoint.
     """
     content = path.read_bytes()
     digest, payload = content[len(MAGIC) : len(MAGIC) + 64], memoryview(content)[len(MAGIC) + 65 :]
     if not content.startswith(MAGIC):
         raise ValueError(f"{path} is no checkpoint of this version")
     if hashlib.sha256(payload).hexdigest().encode() != digest:
-        raise ValueError(f"{path} is damaged: its checksum is not that of its content")
+        raise ValueError(f"{path} is damaged: its checksum does not match its content")
     try:
-        kept = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        if not isinstance(kept, dict) or not {"settings", "state", "seconds"} <= set(kept):
-            raise ValueError("it holds something else")
+        checkpoint = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        if not isinstance(checkpoint, dict) or not {"settings", "state", "seconds"} <= set(checkpoint):
+            raise ValueError("expected settings, state and seconds")
+        return {**checkpoint, "settings": json.loads(checkpoint["settings"])}
     except Exception as error:
         raise ValueError(f"{path} is no checkpoint of this version ({error})") from error
-    return kept
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM in a list, so that the current step can finish first.
+
+    A second SIGINT raises at once. Only the main thread receives signals; in others the list stays empty.
+    """
+    requests: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if requests and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        requests.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield requests
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:  # a background job ignores interrupts, which are meant for others
+            signal.signal(number, note)
+    try:
+        yield requests
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def digest(state: Any) -> str:
-    """A SHA-256 of all tensors and values in nested dicts and lists: equal only for equal states, bit for bit."""
-    found = hashlib.sha256()
-    for name, leaf in _leaves("", state):
-        found.update(f"\0{name}\0".encode())
+    """Returns a SHA-256 of all tensors and values in nested dicts and lists: equal only for bit-identical states."""
+    sha = hashlib.sha256()
+    for name, leaf in leaves("", state):
+        sha.update(f"\0{name}\0".encode())
         if isinstance(leaf, Tensor):
-            whole = leaf.detach().cpu().contiguous()
-            found.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
-            found.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+            tensor = leaf.detach().cpu().contiguous()
+            sha.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
         else:
-            found.update(repr(leaf).encode())
-    return found.hexdigest()
+            sha.update(repr(leaf).encode())
+    return sha.hexdigest()
 
 
-def _leaves(name: str, state: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(state, Mapping):
-        yield f"{name}#", len(state)
-        for key, value in state.items():
-            yield from _leaves(f"{name}.{key}", value)
-    elif isinstance(state, (list, tuple)):
-        yield f"{name}#", len(state)
-        for i, value in enumerate(state):
-            yield from _leaves(f"{name}.{i}", value)
-    else:
+def leaves(name: str, state: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the values in nested dicts and lists with their dotted names, and the length of each dict and list."""
+    if not isinstance(state, (Mapping, list, tuple)):
         yield name, state
+        return
+    yield f"{name}#", len(state)
+    for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+        yield from leaves(f"{name}.{key}", value)

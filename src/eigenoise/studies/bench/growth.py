@@ -1,4 +1,4 @@
-"""How the cost of noisy EK-FAC grows with the size of what it is given, beside how it should."""
+"""How the cost of noisy EK-FAC grows with sizes, beside theory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ import torch
 import eigenoise as en
 from eigenoise import models
 from eigenoise.studies.bench.measure import seconds_of_each_kind, warm_up
-from eigenoise.studies.bench.steps import CYCLE, STATS_EVERY, Stepper
+from eigenoise.studies.bench.steps import Stepper, default_arguments, training_stepper
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,9 @@ class Axis:
     """One size that is varied.
 
     Attributes:
-        title: what it is.
+        title: what the size is.
         sizes: its values, rising.
-        make: a stepper for one of them.
+        make: returns the stepper of a size.
         theory: for each kind of step the power of the size that its cost grows with, once the size is large.
     """
 
@@ -34,46 +33,20 @@ class Axis:
     theory: Mapping[str, float]
 
 
-def _network(width: int = 256, batch: int = 128, depth: int = 2, **options: Any) -> Stepper:
+def _network(width: int = 256, batch: int = 128, depth: int = 2) -> Stepper:
     """``depth`` square Linear layers and one to ten classes."""
     model = models.MLP(width, [width] * depth, 10)
-    likelihood = en.CategoricalLikelihood()
-    x, y = torch.randn(batch, width), torch.randint(10, (batch,))
-    optimizer = en.NoisyEKFAC(
-        model, num_data=50_000, likelihood=likelihood, lr=1e-4, stats_every=STATS_EVERY, refresh_every=CYCLE, **options
-    )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        for _ in range(optimizer.blocks_per_step):
-            with optimizer.sampled_params():
-                likelihood.nll(model(x), y).backward()
-        optimizer.step()
-
-    return Stepper(step, optimizer)
+    settings = default_arguments("noisy-ekfac")
+    optimizer = en.NoisyEKFAC(model, num_data=50_000, likelihood=en.CategoricalLikelihood(), **settings)
+    return training_stepper(optimizer, model, torch.randn(batch, width), torch.randint(10, (batch,)))
 
 
 def _stack(splits: int = 1, samples: int = 1) -> Stepper:
     """Networks 13-50-1 side by side, batch 10."""
     model, likelihood = models.MLP(13, [50], 1, stack=splits), en.GaussianLikelihood(stack=splits)
-    x, y = torch.randn(splits, 10, 13), torch.randn(splits, 10, 1)
-    optimizer = en.NoisyEKFAC(
-        model,
-        num_data=455,
-        likelihood=likelihood,
-        samples=samples,
-        parallel=True,
-        stats_every=STATS_EVERY,
-        refresh_every=CYCLE,
-    )
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with optimizer.sampled_params():
-            likelihood.nll(model(x), y).backward()
-        optimizer.step()
-
-    return Stepper(step, optimizer)
+    settings = {**default_arguments("noisy-ekfac"), "samples": samples, "parallel": True}
+    optimizer = en.NoisyEKFAC(model, num_data=455, likelihood=likelihood, **settings)
+    return training_stepper(optimizer, model, torch.randn(splits, 10, 13), torch.randn(splits, 10, 1))
 
 
 _ALL = {"plain": 1.0, "statistics": 1.0, "basis": 1.0}
@@ -106,15 +79,15 @@ AXES: Mapping[str, Axis] = MappingProxyType(
 
 
 def measure(axis: Axis, rounds: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """For each size, milliseconds of a plain step, and of what statistics and a new basis cost on top of one."""
+    """Yields for each size milliseconds of a plain step, and of what statistics and a new basis cost on top of one."""
     for size in axis.sizes:
         torch.manual_seed(0)
         stepper = axis.make(size)
         warm_up(stepper)
-        found = [seconds_of_each_kind(stepper) for _ in range(rounds)]
-        yield size, {kind: 1e3 * statistics.median(one[kind] for one in found) for kind in found[0]}
+        costs = [seconds_of_each_kind(stepper) for _ in range(rounds)]
+        yield size, {kind: 1e3 * statistics.median(cost[kind] for cost in costs) for kind in costs[0]}
 
 
 def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """The power law through the largest three sizes, by least squares of logarithms."""
+    """Fits a power law through the largest three sizes, by least squares of logarithms."""
     return float(np.polyfit(np.log(sizes[-3:]), np.log(np.maximum(costs[-3:], 1e-9)), 1)[0])

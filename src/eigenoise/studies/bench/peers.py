@@ -143,7 +143,7 @@ def _sgd(model: nn.Module, loss: Callable[[], Tensor]) -> Step:
 
 
 def _network(case: Case) -> nn.Module:
-    """The case's network, if it holds a layer that all peers know.
+    """Returns the case's network, if it holds a layer that all peers know.
 
     Raises:
         Unsupported: if it holds none.
@@ -155,14 +155,14 @@ def _network(case: Case) -> nn.Module:
 
 
 def _other_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those that belong to no Linear or Conv2d layer."""
+    """Returns the parameters that belong to no Linear or Conv2d layer."""
     layers = [module for module in model.modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     known = {id(parameter) for layer in layers for parameter in layer.parameters()}
     return [parameter for parameter in model.parameters() if id(parameter) not in known]
 
 
 def _replaced(case: Case, linear: Maker, conv: Maker) -> nn.Module:
-    """The case's network with a Bayesian layer in the place of each Linear and each Conv2d."""
+    """Returns the case's network with a Bayesian layer in place of each Linear and each Conv2d."""
     model = _network(case)
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
@@ -206,10 +206,9 @@ _KNOWN = {
     f"SINGD dense, every {SINGD_EVERY} (singd)": _Peer("singd", _singd, period=SINGD_EVERY),
     "Laplace fit, Kronecker, per batch (laplace-torch)": _Peer("laplace", _laplace),
 }
-PEERS: Mapping[str, Callable[[Case], Step]] = MappingProxyType({label: peer.make for label, peer in _KNOWN.items()})
 PERIODS: Mapping[str, int] = MappingProxyType({label: peer.period for label, peer in _KNOWN.items()})
 
 
 def installed() -> dict[str, Callable[[Case], Step]]:
-    """The peers whose module can be found, in the order of ``PEERS``; none is imported."""
+    """Returns the peers whose module can be found; none is imported."""
     return {label: peer.make for label, peer in _KNOWN.items() if importlib.util.find_spec(peer.module) is not None}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eigenoise.studies.bench import growth as growing
-from eigenoise.studies.bench import memory as remembering
 from eigenoise.studies.bench import peers as others
 from eigenoise.studies.bench.cases import CASES, Case
-from eigenoise.studies.bench.measure import ratios
-from eigenoise.studies.bench.steps import MORE, OURS, Stepper
-from eigenoise.studies.runs import environment
+from eigenoise.studies.bench.measure import peak_memory, ratios
+from eigenoise.studies.bench.steps import MORE, OURS, MakeStepper, Stepper
+from eigenoise.studies.runner import environment
 
 OnStep = Callable[[str], None]
 
@@ -25,8 +25,8 @@ class Part:
 
     Attributes:
         title: what is measured.
-        steps: how often ``run`` will call back.
-        run: adds to the result, calling back as it goes.
+        steps: how often ``run`` calls back.
+        run: adds to the results, calling back as it goes.
     """
 
     title: str
@@ -35,81 +35,67 @@ class Part:
 
 
 def parts(names: Sequence[str], *, rounds: int, peers: bool, memory: bool, growth: bool) -> Iterator[Part]:
-    """Parts for the cases ``names``; see the command for the arguments."""
+    """Yields the parts for the cases ``names``; for the arguments see the command."""
     for name in names:
-        methods: dict[str, Callable[[Case], Stepper]] = {**OURS, **MORE.get(name, {})}
+        methods: dict[str, MakeStepper] = {**OURS, **MORE.get(name, {})}
         if peers:
-            methods |= {label: _peer(label) for label in others.installed()}
-        yield Part(f"({name}) time", rounds * len(methods), _timing(name, methods, rounds))
+            methods |= {label: functools.partial(_peer, label) for label in others.installed()}
+        yield Part(f"({name}) time", rounds * len(methods), functools.partial(_time, name, methods, rounds))
         if memory:
-            labels = ["SGD", *OURS, *MORE.get(name, {}), *(others.installed() if peers else ())]
-            yield Part(f"({name}) memory", len(labels), _memory(name, labels))
+            labels = ["SGD", *methods]
+            yield Part(f"({name}) memory", len(labels), functools.partial(_memory, name, labels))
     if growth:
         for axis, about in growing.AXES.items():
-            yield Part(f"growth: {about.title}", len(about.sizes), _growth(axis, rounds))
+            yield Part(f"growth: {about.title}", len(about.sizes), functools.partial(_growth, axis, rounds))
 
 
 def begun(path: Path) -> dict[str, Any]:
-    """What was measured before in the same environment and is in the file ``path``, or nothing.
+    """Returns what was measured before in the same environment and is in the file ``path``.
 
     Raises:
-        ValueError: if the file is of another environment or cannot be read; it is left as it is.
+        ValueError: if the file is of another environment or cannot be read; it is left unchanged.
     """
     if not path.exists():
         return {"environment": environment(), "cases": {}}
     try:
-        found = json.loads(path.read_text())
-        before, _ = found["environment"], found["cases"]
+        results = json.loads(path.read_text())
+        before, _ = results["environment"], results["cases"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no result of this benchmark: move it away or choose another folder") from error
     if before != environment():
-        raise ValueError(f"{path} was measured with {before}, this is {environment()}: choose another folder")
-    return found
+        raise ValueError(f"{path}: expected results of {environment()}, got {before}; choose another folder")
+    return results
 
 
-def _peer(label: str) -> Callable[[Case], Stepper]:
-    def make(case: Case) -> Stepper:
-        try:
-            step = others.installed()[label](case)
-        except others.Unsupported:
-            raise
-        except Exception as error:  # such as an installation that does not go with this torch: all others are timed
-            raise others.Unsupported(f"it fails with {type(error).__name__}: {error}") from error
-        return Stepper(step, period=others.PERIODS.get(label, 1))
-
-    return make
+def _peer(label: str, case: Case) -> Stepper:
+    try:
+        step = others.installed()[label](case)
+    except others.Unsupported:
+        raise
+    except Exception as error:  # such as an installation that does not fit this torch: all others are timed
+        raise others.Unsupported(f"it fails with {type(error).__name__}: {error}") from error
+    return Stepper(step, period=others.PERIODS.get(label, 1))
 
 
-def _timing(name: str, methods: dict[str, Callable[[Case], Stepper]], rounds: int) -> Callable[..., None]:
-    def run(results: dict[str, Any], on_step: OnStep) -> None:
-        before = results["cases"].get(name, {})
-        kept = {"memory": before["memory"]} if "memory" in before else {}  # until it is measured again
-        results["cases"][name] = {**ratios(CASES[name](), methods, rounds, on_step), **kept}
-
-    return run
+def _time(name: str, methods: Mapping[str, MakeStepper], rounds: int, results: dict[str, Any], on_step: OnStep) -> None:
+    before = results["cases"].get(name, {})
+    kept = {"memory": before["memory"]} if "memory" in before else {}  # until it is measured again
+    results["cases"][name] = {**ratios(CASES[name](), methods, rounds, on_step), **kept}
 
 
-def _memory(name: str, labels: Sequence[str]) -> Callable[..., None]:
-    def run(results: dict[str, Any], on_step: OnStep) -> None:
-        found = results["cases"][name]["memory"] = {}
-        for label in labels:
-            if "reason" not in results["cases"][name]["methods"].get(label, {}):
-                found[label] = remembering.peak(name, label)
-            on_step(label)
-
-    return run
+def _memory(name: str, labels: Sequence[str], results: dict[str, Any], on_step: OnStep) -> None:
+    peaks = results["cases"][name]["memory"] = {}
+    for label in labels:
+        if "reason" not in results["cases"][name]["methods"].get(label, {}):
+            peaks[label] = peak_memory(name, label)
+        on_step(label)
 
 
-def _growth(axis: str, rounds: int) -> Callable[..., None]:
-    def run(results: dict[str, Any], on_step: OnStep) -> None:
-        sizes, costs = [], []
-        for size, cost in growing.measure(growing.AXES[axis], rounds):
-            sizes.append(size)
-            costs.append(cost)
-            on_step(str(size))
-        results.setdefault("growth", {})[axis] = {
-            "sizes": sizes,
-            "ms": {kind: [cost[kind] for cost in costs] for kind in costs[0]},
-        }
-
-    return run
+def _growth(axis: str, rounds: int, results: dict[str, Any], on_step: OnStep) -> None:
+    costs = {}
+    for size, cost in growing.measure(growing.AXES[axis], rounds):
+        costs[size] = cost
+        on_step(str(size))
+    kinds = next(iter(costs.values()))
+    ms = {kind: [cost[kind] for cost in costs.values()] for kind in kinds}
+    results.setdefault("growth", {})[axis] = {"sizes": list(costs), "ms": ms}

@@ -14,7 +14,7 @@ GREW = 1.15  # a ratio above the old one by this factor, and outside both spread
 
 
 def table(case: str, result: Mapping[str, Any]) -> Grid:
-    """Ratios on one case, with quartiles, the worst step and peak memory."""
+    """Tabulates ratios on one case, with quartiles, the worst step and peak memory."""
     rows = [["SGD with momentum", "1.00", "", "1.0", f"{result['sgd_ms']:.3g}", _memory(result, "SGD")]]
     for name, about in result["methods"].items():
         if "reason" in about:
@@ -36,7 +36,7 @@ def table(case: str, result: Mapping[str, Any]) -> Grid:
 
 
 def summary(results: Mapping[str, Any], names: Sequence[str] = (), labels: Sequence[str] = ()) -> Grid:
-    """Ratios of the methods ``labels`` on the cases ``names``, all of them if none is named, and peak memory on (c)."""
+    """Tabulates ratios of the methods ``labels`` on the cases ``names``, by default all, and peak memory on (c)."""
     cases = {name: result for name, result in sorted(results["cases"].items()) if not names or name in names}
     known = labels or list(dict.fromkeys(label for result in cases.values() for label in result["methods"]))
     rows = []
@@ -59,7 +59,7 @@ def _memory(result: Mapping[str, Any], name: str) -> str:
 
 
 def growth_table(growth: Mapping[str, Any]) -> Grid:
-    """Fitted powers beside the theoretical ones."""
+    """Tabulates fitted powers beside the theoretical ones."""
     rows = []
     for name, about in growth.items():
         for kind, costs in about["ms"].items():
@@ -78,18 +78,13 @@ def growth_table(growth: Mapping[str, Any]) -> Grid:
 
 
 def grids(results: Mapping[str, Any]) -> list[Grid]:
-    """All tables."""
-    found = [table(case, result) for case, result in results["cases"].items()]
-    return [*found, growth_table(results["growth"])] if results.get("growth") else found
-
-
-def markdown(results: Mapping[str, Any]) -> str:
-    """All tables, one below the other."""
-    return "\n".join(grid.markdown() for grid in grids(results))
+    """Builds all tables."""
+    tables = [table(case, result) for case, result in results["cases"].items()]
+    return [*tables, growth_table(results["growth"])] if results.get("growth") else tables
 
 
 def pictures(results: Mapping[str, Any], out: Path) -> list[Path]:
-    """Bars of ratios for each case, and the growth of the cost."""
+    """Draws bars of ratios for each case, and the growth of the cost."""
     cases = {
         f"({case}) {result['title']}": {
             name: about["ratio"] for name, about in result["methods"].items() if "ratio" in about
@@ -104,7 +99,7 @@ def pictures(results: Mapping[str, Any], out: Path) -> list[Path]:
 
 
 def grown(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
-    """What costs more than it did, a line for each."""
+    """Returns a line for each cost that grew."""
     lines = []
     for case, result in new["cases"].items():
         before = old["cases"].get(case, {"methods": {}})["methods"]

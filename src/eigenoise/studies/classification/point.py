@@ -1,4 +1,4 @@
-"""SGD with momentum, called as our optimisers are: the method that everything is compared with."""
+"""SGD with momentum behind the interface of our optimisers: the baseline of the classification study."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class PointSGD(torch.optim.SGD):
     """SGD on −log p(y | x, w) + γ_in·½‖w‖² with γ_in = λ/(Nη): the most probable weights under the same prior.
 
     Args:
-        model: any.
+        model: any ``nn.Module``.
         num_data: N.
-        likelihood: what its output means.
-        lr: step size.
+        likelihood: what the model's output means.
+        lr: learning rate.
         kl_weight: λ.
         prior_var: η.
-        momentum: of the gradient.
+        momentum: momentum of the gradient.
     """
 
     noisy = False
@@ -44,5 +44,5 @@ class PointSGD(torch.optim.SGD):
 
     @contextmanager
     def sampled_params(self, generator: torch.Generator | None = None) -> Iterator[None]:
-        """There is one set of weights."""
+        """No-op: parameters are never sampled."""
         yield

@@ -1,4 +1,4 @@
-"""One run of the classification study: CIFAR-10, a method, a setting; resumable, its result as JSON."""
+"""One run of the classification study: CIFAR-10, a method and a setting."""
 
 from __future__ import annotations
 
@@ -12,43 +12,40 @@ from typing import Any
 
 import torch
 
-from eigenoise import checks, models, storage
-from eigenoise.optim.natural_gradient import CONV_BASES, NaturalGradient
-from eigenoise.optim.spectra import spectra
+from eigenoise import checks, models
+from eigenoise.optim.structures import CONV_BASES
 from eigenoise.parallel.ranks import Ranks
-from eigenoise.studies import runs
-from eigenoise.studies.checkpoints import Checkpoints, digest
-from eigenoise.studies.classification.recipes import METHODS, Setting, recipe
-from eigenoise.studies.classification.scores import corrupted, evaluate
-from eigenoise.studies.classification.training import Training
+from eigenoise.studies import runner
+from eigenoise.studies.classification.evaluation import EvaluationSets, corrupted_images
+from eigenoise.studies.classification.training import METHODS, Training
 from eigenoise.studies.data import Images, images
+from eigenoise.studies.recipes import Setting, classification_recipe
 
-FORMAT = 1
-CHECKPOINT_STEPS = 100
 TRAIN_SIZE = 50_000
-HELD_OUT = 5_000  # training images that validation tests on
-STRANGE = 2_000  # images of each other set, to be told from CIFAR-10's
-
-OnStep = Callable[[Training], None]
+VALIDATION_SIZE = 5_000  # training images that validation tests on
+OOD_SIZE = 2_000  # test images of each out-of-distribution set
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(runner.Run):
     """What to run.
 
     Attributes:
         method: one of ``METHODS``.
         setting: with or without augmentation and batch norm.
-        steps: of the optimiser.
-        train_size: how many training images; which ones does not depend on the seed.
-        batch_size: of a step.
-        samples: of weights, for the averaged predictions.
-        seed: of initial weights, noise, order and augmentation.
-        width: of the VGG16; the paper's is one half.
-        validate: test on held-out training images instead of the test set.
-        corrupted: test images that are corrupted in 15 ways and tested too.
-        options: instead of the recipe's.
+        steps: number of optimiser steps.
+        train_size: number of training images; which ones does not depend on the seed.
+        batch_size: images per step and process.
+        samples: weight samples of averaged predictions.
+        seed: seed of initial weights, weight noise, order and augmentation.
+        width: factor on the channels of VGG16; the paper's is one half.
+        validate: whether to test on held-out training images instead of the test set.
+        corrupted: number of test images to corrupt in 15 ways and test as well.
+        options: optimiser arguments that replace the recipe's.
     """
+
+    FORMAT = 1
+    SAVE_STEPS = 100
 
     method: str
     setting: Setting
@@ -72,24 +69,26 @@ class Run:
         if "conv_basis" in self.options and not self.method.endswith("kfac"):
             raise ValueError(f"conv_basis is for K-FAC and EK-FAC, not for {self.method}")
         checks.choice("conv_basis", self.options.get("conv_basis", "full"), CONV_BASES)
-        most = TRAIN_SIZE - HELD_OUT * self.validate
-        if self.train_size > most:
-            raise ValueError(f"train_size must be at most {most:,}, but {self.train_size:,} came")
+        available = TRAIN_SIZE - VALIDATION_SIZE * self.validate
+        if self.train_size > available:
+            raise ValueError(f"train_size: expected at most {available:,}, got {self.train_size:,}")
         if self.batch_size > self.train_size:
-            raise ValueError(f"batch_size must be at most train_size, {self.train_size}, but {self.batch_size} came")
+            raise ValueError(f"batch_size: expected at most train_size, {self.train_size}, got {self.batch_size}")
 
     @property
     def name(self) -> str:
-        """Of the result's file."""
+        """Name of the result's file, without suffix."""
         return f"{self.method}-{self.setting.name}-{self.seed}"
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON knows it."""
-        found = dataclasses.asdict(self)
-        del found["setting"]
-        own = recipe(self.method, self.setting, self.train_size)
-        found |= {"setting": self.setting.name, "options": {**own, **self.options}}
-        return json.loads(json.dumps(found))
+        """Returns everything that decides the result, as JSON values."""
+        recipe = classification_recipe(self.method, self.setting, self.train_size)
+        settings = {
+            **dataclasses.asdict(self),
+            "setting": self.setting.name,
+            "options": {**recipe, **self.options},
+        }
+        return json.loads(json.dumps(settings))
 
 
 def run_cifar10(
@@ -100,120 +99,80 @@ def run_cifar10(
     device: str = "cpu",
     resume: bool = False,
     ranks: Ranks | None = None,
-    on_step: OnStep = lambda training: None,
+    on_step: Callable[[Training], None] = lambda training: None,
     on_pass: Callable[[], None] = lambda: None,
 ) -> dict[str, Any] | None:
-    """Train, test, write the result; with ``resume`` from where an earlier call was stopped.
+    """Trains, tests and writes the result; with ``resume`` from where an earlier call was stopped.
 
     Args:
         run: what to run.
         out: folder of results and checkpoints.
         folder: the data cache.
-        device: to train on.
-        resume: whether to go on with a checkpoint that is in ``out``.
-        ranks: the processes that train together; ``out`` must be one folder for all, and the first tests and writes.
+        device: device to train on.
+        resume: whether to resume from a checkpoint in ``out``.
+        ranks: the processes that train together; ``out`` must be one folder for all, and rank 0 tests and writes.
         on_step: called after each step.
-        on_pass: called during the test whenever all images went through the network once.
+        on_pass: called during the test after each pass of all images through the network.
 
     Returns:
-        The result, or None in a process that is not the first.
+        The result, or None in a process other than rank 0.
 
     Raises:
-        ValueError: for settings that cannot be, files that are not this run's, or a device that is not there.
+        ValueError: for impossible settings, files that belong to another run, or a device that does not exist.
         DataFileError: if data is missing or damaged.
     """
     processes = 1 if ranks is None else ranks.size
-    done = check(run, out, resume, processes)
-    if done is not None:
-        return done
+    result = check(run, out, resume, processes)
+    if result is not None:
+        return result
     target = existing_device(device)
-    train, test = parts(run, folder)
-    strange = {name: images.other(name, folder)[:STRANGE] for name in images.OTHERS if images.is_here(name, folder)}
+    train, test = load_images(run, folder)
+    ood = {name: images.other(name, folder)[:OOD_SIZE] for name in images.OTHERS if images.is_here(name, folder)}
     torch.manual_seed(run.seed)
-    model = models.VGG16(width=run.width, batch_norm=run.setting.batch_norm).to(target)
     training = Training(
-        model,
+        models.VGG16(width=run.width, batch_norm=run.setting.batch_norm).to(target),
         train.to(target),
         run.method,
         run.settings()["options"],
-        steps=run.steps,
+        total_steps=run.steps,
         batch_size=run.batch_size,
         augmented=run.setting.augmented,
+        tests=EvaluationSets(test, ood, corrupted_images(test, run.corrupted), run.samples),
         seed=run.seed,
         ranks=ranks,
     )
-    marks = json.dumps({**run.settings(), "device": target.type, "processes": processes})
-    kept = checkpoints(run, out, marks, ranks)
-    kept.resume(training.load_state_dict)
-    if ranks is not None:
-        begun = torch.tensor([float(len(training.curve))], device=ranks.device)
-        ranks.refuse_different([begun], f"{out} holds other files for some processes: it must be one folder for all")
-    for _ in kept.kept(training.run(), training.state_dict):
-        on_step(training)
-    if ranks is not None and ranks.rank:
-        while ranks.any(False):  # the first one is testing, and says so after every pass: nobody waits too long
-            pass
-        return None
-
-    def passed() -> None:
-        on_pass()
-        if ranks is not None:
-            ranks.any(True)
-
-    damaged = corrupted(test, run.corrupted) if run.corrupted else {}
-    content = {
-        "format": FORMAT,
-        "settings": run.settings(),
-        "scores": evaluate(training, test, strange, run.samples, damaged=damaged, on_pass=passed),
-        "curve": training.curve,
-        "spectra": spectra(training.optimizer) if isinstance(training.optimizer, NaturalGradient) else {},
-        "epochs": training.epochs,
-        "seconds": kept.spent,
-        "digest": digest(training.state_dict()),
-        "device": target.type,
-        "processes": processes,
-        "environment": runs.environment(),
-    }
-    storage.write_json(out / f"{run.name}.json", content)
-    kept.remove()
-    if ranks is not None:
-        ranks.any(False)
-    return json.loads(json.dumps(content))
+    conditions = {"device": target.type, "processes": processes}
+    return run.execute(
+        training, out, conditions=conditions, ranks=ranks, on_step=lambda: on_step(training), on_pass=on_pass
+    )
 
 
 def check(run: Run, out: Path, resume: bool, processes: int = 1) -> dict[str, Any] | None:
-    """The result of ``run`` by so many processes if it is in ``out`` already, else None.
+    """Returns the result of ``run`` by so many processes if it is in ``out``, else None.
 
     Raises:
-        ValueError: if there are files of another run, or a checkpoint that is not to be gone on with.
+        ValueError: if there are files of another run, or a checkpoint and ``resume`` is False.
     """
-    done = runs.finished(out / f"{run.name}.json", run.settings(), FORMAT)
-    if done is not None and done.get("processes", 1) != processes:
+    result, checkpoints = run.result(out), run.checkpoints(out)
+    if result is not None and result.get("processes", 1) != processes:
         raise ValueError(
-            f"{out / run.name}.json is the result of {done.get('processes', 1)} processes, not {processes}; choose "
-            "another folder or move it away"
+            f"{run.path(out)} is the result of {result.get('processes', 1)} processes, not {processes}; choose another "
+            "folder or move it away"
         )
-    kept = checkpoints(run, out)
-    if done is None and kept.exist and not resume:
-        raise ValueError(f"{kept.path} is a stopped run: go on with --resume, or delete it to start anew")
-    return done
+    if result is None and checkpoints.exist and not resume:
+        raise ValueError(f"{checkpoints.path} is a stopped run: continue it with --resume, or delete it to restart")
+    return result
 
 
-def checkpoints(run: Run, out: Path, marks: str = "", ranks: Ranks | None = None) -> Checkpoints:
-    """Of ``run`` in the folder ``out``."""
-    return Checkpoints(out / f".{run.name}.checkpoint", marks, steps=CHECKPOINT_STEPS, ranks=ranks)
+def load_images(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
+    """Returns the training images and the test images of ``run``; warns about classes without a training image.
 
-
-def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
-    """The images that ``run`` learns from and those it is tested on.
-
-    Training images are taken in one fixed random order; the last of it are those that validation tests on. A class
-    that no training image is of is warned about.
+    Training images are the first in a fixed random order; validation tests on the last of it.
     """
     train, test = images.cifar10(folder)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     if run.validate:
-        test = train.some(order[-HELD_OUT:])
+        test = train.some(order[-VALIDATION_SIZE:])
     part = train.some(order[: run.train_size])
     missing = sorted(set(range(part.classes)) - set(part.y.tolist()))
     if missing:
@@ -223,16 +182,16 @@ def parts(run: Run, folder: str | os.PathLike | None = None) -> tuple[Images, Im
 
 
 def existing_device(name: str) -> torch.device:
-    """The device called ``name``.
+    """Returns the device called ``name``.
 
     Raises:
-        ValueError: if there is none, saying which there are.
+        ValueError: if it does not exist, naming those that do.
     """
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except Exception as error:
-        there = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        available = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} is not there ({reason}); there is {', '.join(there)}") from error
+        raise ValueError(f"device: expected one of {', '.join(available)}, got {name!r} ({reason})") from error
     return device

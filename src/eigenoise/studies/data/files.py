@@ -21,20 +21,20 @@ class DataFileError(ValueError):
 
 
 def cache_folder(folder: str | os.PathLike | None = None) -> Path:
-    """The cache: ``folder``, or ``EIGENOISE_DATA``, or the user's cache folder."""
+    """Returns the cache: ``folder``, or ``EIGENOISE_DATA``, or the user's cache folder."""
     import pooch
 
     return Path(folder or os.environ.get("EIGENOISE_DATA") or pooch.os_cache("eigenoise"))
 
 
 def uci_registry() -> dict[str, str]:
-    """SHA-256 by file name relative to the source, for all UCI sets."""
+    """Returns SHA-256 by file name relative to the source, for all UCI sets."""
     text = resources.files("eigenoise.studies.data").joinpath("uci_files.txt").read_text()
     return dict(line.split() for line in text.splitlines())
 
 
 def fetch_uci(name: str, folder: str | os.PathLike | None = None) -> Path:
-    """The path of one UCI file, downloaded if it is not in the cache.
+    """Returns the path of one UCI file, downloaded if it is not in the cache.
 
     Args:
         name: relative to the source, such as ``"yacht/data/data.txt"``.
@@ -47,10 +47,10 @@ def fetch_uci(name: str, folder: str | os.PathLike | None = None) -> Path:
 
 
 def fetch(url: str, path: Path, known_hash: str) -> Path:
-    """``path``, filled from ``url`` if it is not there, after its hash was checked.
+    """Downloads ``url`` to ``path`` if there is no such file, checks its hash and returns ``path``.
 
     Args:
-        url: where to get it.
+        url: where to download it from.
         path: where it is or will be.
         known_hash: SHA-256 in hexadecimal, or another one with its name, ``"md5:..."``.
 
@@ -78,7 +78,7 @@ def fetch(url: str, path: Path, known_hash: str) -> Path:
 
 
 def check(path: Path, known_hash: str) -> None:
-    """Raise DataFileError if a file's content is not the known one."""
+    """Raises DataFileError if a file's content is not the known one."""
     import pooch
 
     *kind, value = known_hash.split(":")

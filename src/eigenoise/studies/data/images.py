@@ -1,4 +1,4 @@
-"""Sets of small colour images as tensors: CIFAR-10, and others to be told apart from it."""
+"""Sets of small colour images as tensors: CIFAR-10, and out-of-distribution sets."""
 
 from __future__ import annotations
 
@@ -53,29 +53,27 @@ class Images:
 
     def __post_init__(self) -> None:
         if self.x.dtype is not torch.uint8 or self.x.ndim != 4 or tuple(self.x.shape[1:]) != SHAPE:
-            raise ValueError(
-                f"x must be uint8 of the shape (N, 3, 32, 32), but {self.x.dtype} {tuple(self.x.shape)} came"
-            )
+            raise ValueError(f"x: expected uint8 of the shape (N, 3, 32, 32), got {self.x.dtype} {tuple(self.x.shape)}")
         checks.shape("y", self.y, (len(self.x),))
         if len(self.y) and not 0 <= int(self.y.min()) <= int(self.y.max()) < self.classes:
             raise ValueError(
-                f"y must be from 0 to {self.classes - 1}, but it is from {int(self.y.min())} to {int(self.y.max())}"
+                f"y: expected classes from 0 to {self.classes - 1}, got {int(self.y.min())} to {int(self.y.max())}"
             )
 
     def __len__(self) -> int:
         return len(self.y)
 
     def some(self, rows: Tensor | slice) -> Images:
-        """Those at ``rows``."""
+        """Returns the images at ``rows``."""
         return Images(self.x[rows], self.y[rows], self.classes)
 
     def to(self, device: torch.device | str) -> Images:
-        """The same on another device."""
+        """Moves the images to a device."""
         return Images(self.x.to(device), self.y.to(device), self.classes)
 
 
 def is_here(name: str, folder: str | os.PathLike | None = None) -> bool:
-    """Whether a set, ``"cifar10"`` or one of ``OTHERS``, is in the cache."""
+    """Tells whether a set, ``"cifar10"`` or one of ``OTHERS``, is in the cache."""
     cache = cache_folder(folder)
     if name == "cifar10":
         return all((_home(cache) / file).is_file() for file in CIFAR10_FILES)
@@ -88,16 +86,16 @@ def _home(cache: Path) -> Path:
 
 
 def cifar10(folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
-    """The 50,000 training and 10,000 test images, from the six files of the official binary archive.
+    """Loads the 50,000 training and 10,000 test images from the six files of the official binary archive.
 
-    The files are looked for in ``cifar-10-batches-bin`` of the cache. If one is missing they are taken from the
-    archive, which is downloaded if need be; nothing else of the archive is written anywhere.
+    The files are in ``cifar-10-batches-bin`` of the cache. If one is missing, they are unpacked from the archive, which
+    is downloaded if necessary; nothing else of the archive is written.
 
     Args:
         folder: the cache, by default as ``cache_folder`` says; or the folder with the six files itself.
 
     Raises:
-        DataFileError: if files are missing and cannot be had, or are damaged.
+        DataFileError: if files are missing and cannot be downloaded, or are damaged.
     """
     cache = cache_folder(folder)
     home = _home(cache)
@@ -111,7 +109,7 @@ def cifar10(folder: str | os.PathLike | None = None) -> tuple[Images, Images]:
 
 
 def other(name: str, folder: str | os.PathLike | None = None) -> Tensor:
-    """The test images of another set as ``(N, 3, 32, 32)`` uint8, to see whether a network knows them for strange.
+    """Loads the test images of another set as ``(N, 3, 32, 32)`` uint8, to test out-of-distribution detection.
 
     Fashion-MNIST's are grey and 28 pixels wide: they get a black border and three equal colours.
 
@@ -131,7 +129,7 @@ def other(name: str, folder: str | os.PathLike | None = None) -> Tensor:
 
 
 def _unpack(archive: Path, home: Path) -> None:
-    """Write the six files, and only them, whatever else an archive may hold and wherever it would put it."""
+    """Writes the six files and nothing else, whatever the archive holds and wherever it would put it."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive, "r:gz") as tar:

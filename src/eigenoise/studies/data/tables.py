@@ -1,4 +1,4 @@
-"""Tables of numbers, their random splits, and standardising that never looks at the test part."""
+"""Tables of numbers, their random splits, and standardising by the training part alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eigenoise import checks
+from eigenoise.tabular.rows import Scale
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Table:
 
 
 def boston() -> Table:
-    """Boston housing, 506 rows and 13 inputs, as bundled in mlxtend (the ``demo`` extra).
+    """Loads Boston housing, 506 rows and 13 inputs, as bundled in mlxtend (the ``demo`` extra).
 
     Raises:
         ImportError: if mlxtend is not installed.
@@ -37,7 +38,7 @@ def boston() -> Table:
 
 @dataclass(frozen=True)
 class Splits:
-    """s random splits of a table, each standardised by its own training part.
+    """s splits of a table, each standardised by its training part.
 
     Attributes:
         x_train: ``(s, N, n)`` in units of the training part's standard deviation.
@@ -60,7 +61,7 @@ Rows = tuple[np.ndarray, np.ndarray]  # indices of the training rows and of the 
 
 
 def random_rows(rows: int, seed: int, test_fraction: float = 0.1) -> Rows:
-    """A random split of ``rows`` rows.
+    """Splits ``rows`` rows at random.
 
     Raises:
         ValueError: if a part would be too small.
@@ -68,13 +69,13 @@ def random_rows(rows: int, seed: int, test_fraction: float = 0.1) -> Rows:
     checks.number("test_fraction", test_fraction, open_low=True, high=0.99)
     test_rows = max(1, round(test_fraction * rows))
     if rows - test_rows < 2:
-        raise ValueError(f"a split needs at least 3 rows, but {rows} came")
+        raise ValueError(f"rows: expected at least 3 to split, got {rows}")
     order = np.random.default_rng(seed).permutation(rows)
     return order[test_rows:], order[:test_rows]
 
 
 def standardised(table: Table, splits: Sequence[Rows], dtype: torch.dtype = torch.float32) -> Splits:
-    """Splits stacked along the first axis, each scaled by its own training part.
+    """Stacks splits along the first axis, each standardised by its training part.
 
     A column that is constant in the training part is only centred.
 
@@ -82,26 +83,23 @@ def standardised(table: Table, splits: Sequence[Rows], dtype: torch.dtype = torc
         ValueError: if there is no split.
     """
     if not splits:
-        raise ValueError("at least one split is needed, but none came")
+        raise ValueError("splits: expected at least one, got none")
+    x, y = (torch.as_tensor(values, dtype=torch.float64) for values in (table.x, table.y[:, None]))
     parts = []
     for train, test in splits:
-        (x_train, x_test), _, _ = _standardise(table.x[train], table.x[test])
-        (y_train, y_test), mean, std = _standardise(table.y[train, None], table.y[test, None])
-        parts.append((x_train, y_train, x_test, y_test, mean[None], std[None]))
-    stacked = (torch.as_tensor(np.stack(part), dtype=dtype) for part in zip(*parts, strict=True))
-    return Splits(*stacked)
+        weight = torch.ones(len(train), dtype=torch.float64)
+        x_scale, y_scale = Scale.fit(x[train], weight), Scale.fit(y[train], weight)
+        scaled = [
+            scale.standardise(values[rows]) for rows in (train, test) for scale, values in ((x_scale, x), (y_scale, y))
+        ]
+        parts.append((*scaled, y_scale.mean[None], y_scale.std[None]))
+    return Splits(*(torch.stack(part).to(dtype) for part in zip(*parts, strict=True)))
 
 
 def split(table: Table, seeds: Sequence[int], test_fraction: float = 0.1, dtype: torch.dtype = torch.float32) -> Splits:
-    """Random splits, one for each seed, stacked along the first axis and standardised by their training parts.
+    """Makes a random split for each seed, standardised by its training part.
 
     Raises:
         ValueError: if there are no seeds, or a part would be empty.
     """
     return standardised(table, [random_rows(len(table.y), seed, test_fraction) for seed in seeds], dtype)
-
-
-def _standardise(train: np.ndarray, test: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
-    mean, std = train.mean(0), train.std(0)
-    std = np.where(np.ptp(train, axis=0) > 0, std, 1.0)  # rounding gives a constant column a tiny spread
-    return ((train - mean) / std, (test - mean) / std), mean, std

@@ -1,4 +1,4 @@
-"""What is done to batches of images, on their own device: normalising, augmenting, corrupting."""
+"""Transforms of batches of images, on their device: normalising, augmenting, corrupting."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Normalise:
 
     @classmethod
     def of(cls, x: Tensor) -> Normalise:
-        """By the mean and standard deviation of training images ``x (N, 3, h, w)``; a constant colour keeps its size.
+        """Uses the mean and standard deviation of training images ``x (N, 3, h, w)``; a constant colour keeps its size.
 
         Raises:
             ValueError: if there are no images.
         """
         if not x.numel():
-            raise ValueError(f"x must hold images, but its shape is {tuple(x.shape)}")
+            raise ValueError(f"x: expected images, got the shape {tuple(x.shape)}")
         count = x.numel() // x.shape[1]
         mean = torch.stack([colour.sum(dtype=torch.float64) / count for colour in x.unbind(1)])
         square = torch.stack([colour.double().square_().sum() / count for colour in x.unbind(1)])
@@ -47,17 +47,17 @@ class Normalise:
         return cls(mean.float()[:, None, None], std.float()[:, None, None])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """``x (b, 3, h, w)`` normalised, as float32."""
+        """Normalises ``x (b, 3, h, w)``, as float32."""
         return x.float().sub_(self.mean.to(x.device)).div_(self.std.to(x.device))
 
 
 def augment(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Each image shifted by up to ``padding`` pixels, black where nothing was, and mirrored half of the time.
+    """Shifts each image by up to ``padding`` pixels, filling with black, and mirrors it half of the time.
 
     Args:
         x: ``(b, c, h, w)``.
         generator: source of shifts and mirrors; on the CPU, a batch is the same on every device.
-        padding: at each side.
+        padding: pixels at each side.
     """
     b, c, h, w = x.shape
     home = generator.device
@@ -73,7 +73,7 @@ def augment(x: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
 
 
 def corrupt(x: Tensor, kind: str, severity: int, generator: torch.Generator) -> Tensor:
-    """Images ``x (b, 3, h, w)`` uint8 made worse, as uint8.
+    """Corrupts images ``x (b, 3, h, w)`` uint8, as uint8.
 
     Args:
         x: the images.
@@ -81,7 +81,10 @@ def corrupt(x: Tensor, kind: str, severity: int, generator: torch.Generator) -> 
         severity: from 1 to 5.
         generator: source of noise.
     """
-    size = CORRUPTIONS[checks.choice("kind", kind, CORRUPTIONS)][_severity(severity) - 1]
+    sizes = CORRUPTIONS[checks.choice("kind", kind, CORRUPTIONS)]
+    if not 1 <= checks.integer("severity", severity, low=0) <= len(sizes):
+        raise ValueError(f"severity: expected 1 to {len(sizes)}, got {severity}")
+    size = sizes[severity - 1]
     image = x.float() / 255
     if kind == "noise":
         white = torch.randn(x.shape, generator=generator, device=generator.device)
@@ -94,14 +97,8 @@ def corrupt(x: Tensor, kind: str, severity: int, generator: torch.Generator) -> 
     return image.mul_(255).round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _severity(value: int) -> int:
-    if checks.integer("severity", value) > 5:
-        raise ValueError(f"severity must be from 1 to 5, but {value} came")
-    return value
-
-
 def _blurred(image: Tensor, std: float) -> Tensor:
-    """A Gaussian filter in both directions; the image goes on at its edges as if mirrored there."""
+    """Applies a Gaussian filter in both directions; the image is mirrored at its edges."""
     radius = math.ceil(4 * std)
     at = torch.arange(-radius, radius + 1, device=image.device, dtype=image.dtype)
     filter_ = (-0.5 * (at / std).square()).exp()

@@ -18,7 +18,7 @@ from eigenoise.studies.data.tables import Rows, Splits, Table, boston, standardi
 
 @dataclass(frozen=True)
 class Info:
-    """What there is to know of one set before reading it."""
+    """Facts about one set that are known before reading it."""
 
     name: str
     folder: str  # in the source
@@ -49,7 +49,7 @@ YEAR_TRAIN = 463715  # rows of the official training part; no producer is in bot
 
 
 def info(name: str) -> Info:
-    """The set called ``name``.
+    """Returns the facts about the set called ``name``.
 
     Raises:
         ValueError: if there is none, with the nearest name.
@@ -62,7 +62,7 @@ def info(name: str) -> Info:
 
 
 def presence(name: str, folder: str | os.PathLike | None = None) -> str:
-    """Whether a set is in the cache: "yes", "no", "a sample" of Year, or "with mlxtend", where Boston is bundled."""
+    """Tells whether a set is in the cache: "yes", "no", "a sample" of Year, or "with mlxtend" for bundled Boston."""
     cache, about = cache_folder(folder), info(name)
     if name == "year":
         if (cache / YEAR_FILE).is_file():
@@ -74,7 +74,7 @@ def presence(name: str, folder: str | os.PathLike | None = None) -> str:
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Table:
-    """The whole table of a set other than Year, inputs and target as published.
+    """Loads the table of a set other than Year, inputs and target as published.
 
     Boston comes from mlxtend if it is not in the cache. Naval predicts column 16 from the 16 before it, as the
     canonical split files say; ``load_naval_turbine`` gives the task of the paper's authors.
@@ -95,15 +95,15 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Table:
 
 
 def load_naval_turbine(folder: str | os.PathLike | None = None) -> Table:
-    """Naval with the last column as target and the 17 before it as inputs, the task of the paper's authors' code."""
+    """Loads Naval with the last column as target and the 17 before it as inputs, as the paper's authors do."""
     values = _numbers(info("naval"), "data.txt", folder)
     return Table("naval", values[:, :-1], values[:, -1])
 
 
 def canonical_rows(name: str, numbers: Sequence[int]) -> list[Rows]:
-    """Training and test rows of the splits of Hernández-Lobato and Adams (2015), 90 % for training.
+    """Returns training and test rows of the splits of Hernández-Lobato and Adams (2015), 90 % for training.
 
-    They published index files; the generator that drew them gives the same rows, so nothing need be downloaded.
+    They published index files; the generator that drew them gives the same rows without a download.
 
     Raises:
         ValueError: if a number is not one of the set's splits.
@@ -111,7 +111,7 @@ def canonical_rows(name: str, numbers: Sequence[int]) -> list[Rows]:
     about = info(name)
     for number in numbers:
         if not 0 <= number < about.splits:
-            raise ValueError(f"split must be from 0 to {about.splits - 1} for {name}, but {number} came")
+            raise ValueError(f"split: expected 0 to {about.splits - 1} for {name}, got {number}")
     generator = np.random.RandomState(1)  # numpy promises that this old generator never changes
     orders = [generator.permutation(about.rows) for _ in range(about.splits)]
     end = round(about.rows * 0.9)
@@ -119,7 +119,7 @@ def canonical_rows(name: str, numbers: Sequence[int]) -> list[Rows]:
 
 
 def canonical_splits(table: Table, numbers: Sequence[int]) -> Splits:
-    """The splits that ``canonical_rows`` gives, each standardised by its own training part.
+    """Makes the splits of ``canonical_rows``, each standardised by its training part.
 
     Raises:
         ValueError: if a number is not one of the set's splits.
@@ -128,7 +128,7 @@ def canonical_splits(table: Table, numbers: Sequence[int]) -> Splits:
 
 
 def year_splits(folder: str | os.PathLike | None = None) -> tuple[Splits, bool]:
-    """Year's official split if the full file is in the cache, else the sample; and whether it is only the sample.
+    """Loads Year's official split if the full file is in the cache, else the sample; and whether it is only the sample.
 
     Raises:
         DataFileError: if neither is there.
