@@ -826,7 +826,7 @@ def test_an_observer_is_gone_after_an_exception() -> None:
 def test_two_optimisers_cannot_train_with_one_likelihood_at_once() -> None:
     likelihood = en.GaussianLikelihood()
     models = [en.models.MLP(2, [3], 1) for _ in range(2)]
-    one, two = (en.NoisyAdam(model, num_data=N, likelihood=likelihood) for model in models)
+    one, two = (en.NoisyAdam(model, num_data=N, likelihood=likelihood, noise_ramp=0) for model in models)
     before = [p.detach().clone() for p in models[1].parameters()]
     with (
         one.sampled_params(),

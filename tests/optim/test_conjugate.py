@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import eigenoise as en
+from arguments import accepted
 
 N, D_IN, D_OUT, TAU = 30, 3, 2, 4.0
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -34,7 +35,7 @@ def train(method, x, y, steps, burn_in, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(D_IN, D_OUT))
     likelihood = en.GaussianLikelihood(precision=TAU)
-    opt = method(model, num_data=N, likelihood=likelihood, **options)
+    opt = method(model, num_data=N, likelihood=likelihood, **accepted(method, noise_ramp=0, **options))
     mean, variance = torch.zeros(D_OUT, D_IN + 1), torch.zeros(D_OUT, D_IN + 1)
     for step in range(steps):
         with opt.sampled_params():
@@ -63,7 +64,7 @@ CASES = [(1.0, 1.0), (0.3, 0.1), (1.0, 100.0)]
 @pytest.mark.parametrize(("kl_weight", "prior_var"), CASES)
 @pytest.mark.parametrize("method", [en.NoisyEKFAC, en.NoisyKFAC])
 def test_structured_methods_find_the_exact_posterior(problem, method, kl_weight, prior_var):
-    every = {"refresh_every": 5} if method is en.NoisyEKFAC else {"refresh_every": 5}
+    every = {"refresh_every": 5}
     steps, burn_in = 2500, 250
     opt, mean, _ = train(method, *problem, steps, burn_in, kl_weight=kl_weight, prior_var=prior_var, **every, **NATURAL)
     exact_mean, exact_cov = exact_posterior(*problem, kl_weight, prior_var)

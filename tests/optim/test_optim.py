@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import eigenoise as en
+from arguments import accepted
 from eigenoise.optim.spectra import spectra
 
 TOL = {"rtol": 1e-9, "atol": 1e-11}
@@ -30,6 +31,7 @@ def network():
 def build(method, model=None, likelihood=None, **options):
     likelihood = likelihood or en.GaussianLikelihood(precision=2.0)
     generator = torch.Generator().manual_seed(5)
+    options = {**accepted(method, noise_ramp=0), **options}
     return method(model or network(), num_data=N, likelihood=likelihood, generator=generator, **options)
 
 
@@ -191,7 +193,8 @@ def test_a_wide_clip_changes_nothing(data):
 @pytest.mark.parametrize("method", ALL)
 def test_a_closure_equals_a_loop(data, method):
     x, y = data
-    loop, closed = build(method, samples=3), build(method, samples=3)
+    options = accepted(method, samples=3)
+    loop, closed = build(method, **options), build(method, **options)
 
     def closure():
         closed.zero_grad()
@@ -201,7 +204,7 @@ def test_a_closure_equals_a_loop(data, method):
 
     for _ in range(3):
         loop.zero_grad()
-        for _ in range(3):
+        for _ in range(loop.blocks_per_step):
             block(loop, x, y, clear=False)
         loop.step()
         loss = closed.step(closure)
@@ -210,7 +213,7 @@ def test_a_closure_equals_a_loop(data, method):
         torch.testing.assert_close(ours, theirs, **TOL)
 
 
-@pytest.mark.parametrize("method", ALL)
+@pytest.mark.parametrize("method", [en.NoisyEKFAC, en.NoisyKFAC, en.NoisyAdam, en.BayesByBackprop])
 def test_antithetic_samples_mirror_each_other(data, method):
     opt = build(method, samples=4, antithetic=True)
     for _ in range(2):
@@ -224,12 +227,11 @@ def test_antithetic_samples_mirror_each_other(data, method):
         for i, center in enumerate(mean):
             torch.testing.assert_close(drawn[0][i] + drawn[1][i], 2 * center, **TOL)
             torch.testing.assert_close(drawn[2][i] + drawn[3][i], 2 * center, **TOL)
-            if method not in (en.KFAC, en.EKFAC):
-                assert not torch.allclose(drawn[0][i], drawn[2][i])
+            assert not torch.allclose(drawn[0][i], drawn[2][i])
 
 
 def test_antithetic_needs_pairs():
-    with pytest.raises(ValueError, match="samples must be even, but 3 came"):
+    with pytest.raises(ValueError, match="samples must be even, got 3"):
         build(en.NoisyEKFAC, samples=3, antithetic=True)
 
 
@@ -298,11 +300,11 @@ def test_statistics_are_taken_when_they_are_due(data):
         after = opt.slots[0].fisher.state()
         seen.append({name for name, t in after.items() if not torch.equal(t, before[name])})
     everything = {"A", "S", "R", "q_in", "q_out", "values_in", "values_out"}
-    assert seen[0] == {*everything, "waits"}  # R for its first basis
+    assert seen[0] == {*everything, "updates", "has_basis"}
     assert seen[1] == seen[3] == seen[5] == seen[7] == set()
-    assert seen[2] == seen[6] == {"R"}
-    assert seen[4] == {"A", "S", "R"}
-    assert seen[8] == everything
+    assert seen[2] == seen[6] == {"R", "updates"}
+    assert seen[4] == {"A", "S", "R", "updates"}
+    assert seen[8] == {*everything, "updates"}
 
 
 def test_reinitialisation_makes_ekfac_one_step_of_kfac(data):
@@ -340,10 +342,10 @@ def test_a_form_of_damping_that_would_do_nothing_is_refused():
     for method in (en.NoisyEKFAC, en.EKFAC):
         with pytest.raises(ValueError, match="give reinit_every as well"):
             build(method, damping_form="factored")
-    assert build(en.NoisyEKFAC, damping_form="factored", reinit_every=50).reinit_every == 50
+    assert build(en.NoisyEKFAC, damping_form="factored", reinit_every=50).schedule.reinit_every == 50
 
 
-def test_warmup_weighs_the_first_batches_alike(data):
+def test_the_first_batches_weigh_alike(data):
     x, y = data
     opt = build(en.EKFAC, ema_factors=1e-9, ema_scale=1e-9, stats_every=1, lr=0.0)
     for k in range(1, 4):
@@ -351,13 +353,117 @@ def test_warmup_weighs_the_first_batches_alike(data):
     one = torch.cat([x, torch.ones(8, 1)], -1)
     batches = [torch.cat([x * k, torch.ones(8, 1)], -1) for k in range(1, 4)]
     assert one.shape == batches[0].shape
-    expected = (torch.eye(4) + sum(a.mT @ a / 8 for a in batches)) / 4
+    start = torch.eye(4) * (one.square().sum() / 8 / 4)  # the first batch's mean eigenvalue counts as one batch
+    expected = (start + sum(a.mT @ a / 8 for a in batches)) / 4
     torch.testing.assert_close(opt.slots[0].fisher.factors.inputs.moments, expected, **TOL)
-    pure = build(en.EKFAC, ema_factors=0.25, warmup=False, lr=0.0)
+    pure = build(en.EKFAC, ema_factors=0.25, init=1.0, lr=0.0)
     step(pure, x, y)
     torch.testing.assert_close(
         pure.slots[0].fisher.factors.inputs.moments, 0.75 * torch.eye(4) + 0.25 * one.mT @ one / 8, **TOL
     )
+
+
+# The start.
+
+
+def test_before_the_first_statistics_the_posterior_is_the_prior():
+    opt = build(en.NoisyEKFAC, kl_weight=0.7, prior_var=0.3)
+    for q in opt.posterior.values():
+        torch.testing.assert_close(q.variance, torch.full_like(q.variance, 0.3))
+    weights = [p.detach().square().sum() for p in opt.model.parameters()]
+    torch.testing.assert_close(opt.kl(), sum(weights) / (2 * 0.3))
+
+
+def test_the_fisher_starts_at_the_scale_of_the_data():
+    """A deep network whose gradients are tiny: R must not be what is left of an identity."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(20, 20), nn.ReLU())), nn.Linear(20, 4))
+    x, y = torch.randn(500, 20), torch.randint(4, (500,))
+    opt = en.EKFAC(model, num_data=500, likelihood="classification", lr=0.0)
+    for k in range(101):
+        rows = slice(k % 5 * 100, k % 5 * 100 + 100)
+        step(opt, x[rows], y[rows])
+    f = model(x).detach()
+    p = f.softmax(-1)
+    for slot in opt.slots[:-1]:
+        truth = 0.0
+        for c in range(4):  # tr F = Σ over classes of p_c·‖∂ log p_c‖², a mean over examples
+            score = (torch.nn.functional.one_hot(torch.tensor(c), 4) - p) * p[:, c : c + 1].sqrt()
+            weight = slot.layer.params[0]
+            for i in range(0, 500, 50):
+                (g,) = torch.autograd.grad(model(x[i : i + 1]), weight, score[i : i + 1])
+                truth += float(g.square().sum()) / 10
+        assert 0.3 < float(slot.fisher.R[:, :-1].sum()) / truth < 3
+
+
+def test_the_noise_grows_along_a_ramp_in_training_only(data):
+    opt = build(en.NoisyEKFAC, noise_ramp=4, lr=0.0, prior_var=0.5)
+    sizes = []
+    for _ in range(6):
+        spread = (opt.posterior["0"].variance.sum()) ** 0.5
+        mean = means(opt)[0]
+        block(opt, *data)
+        sizes.append(float((opt.slots[0].sample - mean).norm() / spread))
+        opt.step()
+    assert sizes[0] == 0.0
+    for k, size in enumerate(sizes[1:], 1):
+        assert 0.5 * min(k / 4, 1) < size < 1.6 * min(k / 4, 1)
+    early = build(en.NoisyEKFAC, noise_ramp=1000)
+    step(early, *data)
+    with early.sampled_params(torch.Generator().manual_seed(0)):
+        assert float((early.slots[0].sample - means_outside(early)[0]).norm()) > 0.1
+
+
+def means_outside(opt):
+    return [slot.mean for slot in opt.slots]
+
+
+def test_noise_that_is_used_twice_mirrors_the_step_before(data):
+    opt = build(en.NoisyEKFAC, reuse_noise=True, stats_every=100, guard=False)
+    step(opt, *data)  # statistics: the noise of this step is not used again
+    deviations = []
+    for _ in range(4):
+        mean = means(opt)
+        block(opt, *data)
+        deviations.append([slot.sample - m for slot, m in zip(opt.slots, mean, strict=True)])
+        opt.step()
+    for first, second, third in zip(*deviations[:3], strict=True):
+        torch.testing.assert_close(second, -first, **TOL)
+        assert not torch.allclose(third, first)
+
+
+def test_noise_is_used_twice_only_while_the_covariance_stays(data):
+    opt = build(en.NoisyEKFAC, reuse_noise=True, stats_every=100, guard=False)
+    for change in (lambda: opt.param_groups[0].update(kl_weight=0.5), lambda: opt.slots[0].fisher.reinitialise(0.0)):
+        step(opt, *data)
+        step(opt, *data)
+        mean = means(opt)[0]
+        block(opt, *data)
+        first = opt.slots[0].sample - mean
+        opt.step()
+        change()
+        mean = means(opt)[0]
+        block(opt, *data)
+        assert not torch.allclose(opt.slots[0].sample - mean, -first, rtol=0.1)
+        opt.step()
+    with pytest.raises(ValueError, match="reuse_noise=True needs one sample a step"):
+        build(en.NoisyEKFAC, reuse_noise=True, samples=2)
+
+
+def test_samples_that_reuse_noise_have_the_posterior_covariance(data):
+    opt = build(en.NoisyEKFAC, reuse_noise=True, stats_every=100, lr=0.0, guard=False)
+    step(opt, *data)
+    draws = []
+    for _ in range(4000):
+        block(opt, *data)
+        draws.append(opt.slots[0].sample.flatten().clone())
+        opt.step()
+        opt.steps = 1  # no statistics
+    deviation = torch.stack(draws) - means(opt)[0].flatten()
+    expected = 1 / N * torch.linalg.inv(opt.slots[0].fisher.dense(1 / N))
+    measured = deviation.mT @ deviation / 4000
+    error = 2**0.5 * ((expected.diagonal()[:, None] * expected.diagonal() + expected.square()) / 4000).sqrt()
+    assert ((measured - expected).abs() < 5 * error).all()
 
 
 # Stacks.

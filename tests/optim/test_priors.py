@@ -97,10 +97,9 @@ def standard(opt, prior_var):
     return Posterior(entries, {})
 
 
-@pytest.mark.parametrize("eigenbasis", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_standard_normal_as_prior_changes_nothing(method, eigenbasis):
-    options = {"prior_var": 0.3, "eigenbasis": eigenbasis}
+def test_the_standard_normal_as_prior_changes_nothing(method):
+    options = {"prior_var": 0.3}
     options |= {} if method is en.NoisyAdam else {"refresh_every": 4}
     plain, model = run(method, **options)
     given, other = run(method, prior=standard(plain, 0.3), **{**options, "prior_var": 7.0})  # which is not used
@@ -109,14 +108,6 @@ def test_the_standard_normal_as_prior_changes_nothing(method, eigenbasis):
     torch.testing.assert_close(plain.kl(), given.kl(), **EXACT)
     for name, q in plain.posterior.items():
         torch.testing.assert_close(q.variance, given.posterior[name].variance, **EXACT)
-
-
-def test_where_weights_are_kept_does_not_matter():
-    first, _ = run(en.NoisyEKFAC, refresh_every=4)
-    how = {"prior": first.posterior, "refresh_every": 4, "noise": "shared"}
-    models = [run(en.NoisyEKFAC, eigenbasis=kept, **how)[1] for kept in (False, True)]
-    for left, right in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(left, right, **EXACT)
 
 
 def test_updating_twice_is_updating_once():
@@ -188,10 +179,9 @@ def test_scheduled_settings_reach_the_prior():
     assert not torch.equal(opt.posterior["0"].variance, fresh.posterior["0"].variance)
 
 
-@pytest.mark.parametrize("eigenbasis", [False, True])
-def test_a_run_with_a_prior_resumes_bit_for_bit(eigenbasis):
+def test_a_run_with_a_prior_resumes_bit_for_bit():
     first, _ = run(en.NoisyEKFAC)
-    how = {"prior": first.posterior, "refresh_every": 4, "eigenbasis": eigenbasis}
+    how = {"prior": first.posterior, "refresh_every": 4}
     straight, _ = run(en.NoisyEKFAC, steps=6, **how)
     state = copy.deepcopy((straight.state_dict(), straight.model.state_dict()))
     x, y = randn(40, 4, seed=2), randn(40, 2, seed=3)
@@ -231,13 +221,13 @@ def test_a_loaded_posterior_can_be_a_prior(tmp_path):
 
 def test_what_cannot_be_a_prior_is_refused():
     first, _ = run(en.NoisyEKFAC, steps=1)
-    with pytest.raises(TypeError, match="prior must be a Posterior, but a dict came"):
+    with pytest.raises(TypeError, match="prior must be a Posterior, got a dict"):
         run(en.NoisyEKFAC, prior=dict(first.posterior))
     for method in (en.NoisyKFAC, en.KFAC):
-        with pytest.raises(ValueError, match="NoisyEKFAC, EKFAC or NoisyAdam"):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'prior'"):
             run(method, prior=first.posterior)
     wider = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2))
-    with pytest.raises(ValueError, match=r"prior\['0'\] must have the layer's shape \(5, 5\), but has \(6, 5\)"):
+    with pytest.raises(ValueError, match=r"prior\['0'\] must have the layer's shape \(5, 5\), got \(6, 5\)"):
         run(en.NoisyEKFAC, model=wider, prior=first.posterior)
     with pytest.raises(ValueError, match="prior holds '0', which is no layer of the model or is treated otherwise"):
         run(en.NoisyEKFAC, model=nn.Linear(4, 2), prior=first.posterior)
@@ -254,7 +244,7 @@ def test_a_state_of_a_run_with_another_prior_is_refused():
         run(en.NoisyEKFAC, steps=1, prior=other.posterior)[0].load_state_dict(given.state_dict())
     with pytest.raises(ValueError, match="or without one"):
         given.load_state_dict(plain.state_dict())
-    with pytest.raises(ValueError, match="the state of '0' must hold"):
+    with pytest.raises(ValueError, match="expected the state of '0' to hold"):
         plain.load_state_dict(given.state_dict())
 
 
@@ -276,7 +266,7 @@ def test_a_step_does_not_overshoot_a_prior_that_the_basis_does_not_fit():
         with opt.sampled_params():
             likelihood.nll(model(x), y).backward()
         opt.step()
-    assert opt.slots[0].largest_rate < 0.3
+    assert opt.slots[0].max_rate < 0.3
     exact = torch.linalg.solve(x.mT @ x + strong, x.mT @ y)[:, 0]
     torch.testing.assert_close(model[0].weight[0].detach(), exact, rtol=1e-3, atol=1e-4)
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import eigenoise as en
 import processes
+from arguments import accepted
 from eigenoise import linalg
 from eigenoise.optim import decomposition_schedule
 from eigenoise.parallel import lockstep
@@ -44,8 +45,9 @@ def table(rows=64):
 
 def optimizer(model, method="NoisyEKFAC", **options):
     if method != "BayesByBackprop":
-        often = {"refresh_every": 3} if method.endswith("KFAC") and "EK" not in method else {"refresh_every": 3}
-        options = {"stats_every": 2, "fisher": "exact", **({} if method == "NoisyAdam" else often), **options}
+        often = {} if method == "NoisyAdam" else {"refresh_every": 3}
+        ramp = accepted(getattr(en, method), noise_ramp=0)
+        options = {"stats_every": 2, "stats_fraction": 1.0, "fisher": "exact", **ramp, **often, **options}
     likelihood = en.GaussianLikelihood()
     return getattr(en, method)(model, num_data=64, likelihood=likelihood, lr=0.02, **options)
 
@@ -76,15 +78,13 @@ def _trained(method, options, count=7):
     return means(opt), opt.likelihood.state_dict(), opt.elbo_terms().evidence_per_example if opt.noisy else None
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["weights", "eigenbasis"])
 @pytest.mark.parametrize("method", METHODS)
-def test_with_the_same_noise_ranks_step_as_one_process_does_with_all_their_data(monkeypatch, method, kept):
+def test_with_the_same_noise_ranks_step_as_one_process_does_with_all_their_data(monkeypatch, method):
     same_noise(monkeypatch)
-    options = {} if method in ("BayesByBackprop", "NoisyAdam") else {"eigenbasis": kept}
-    alone = optimizer(model := network(), method, **options)
+    alone = optimizer(model := network(), method)
     steps(alone, model)
     for count in (2, 4):
-        for found, likelihood, elbo in processes.run(count, _trained, method, options):
+        for found, likelihood, elbo in processes.run(count, _trained, method, {}):
             for name, value in means(alone).items():
                 torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-11)
             torch.testing.assert_close(likelihood["b"], alone.likelihood.b, rtol=1e-9, atol=0.0)
@@ -101,13 +101,12 @@ def _noise_and_means(options):
     return drawn, means(opt), opt.state_dict()["eigenoise"]["slots"]
 
 
-@pytest.mark.parametrize("options", [{}, {"samples": 2, "antithetic": True}, {"noise": "per-example"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"samples": 2, "antithetic": True}], ids=str)
 def test_ranks_draw_noise_of_their_own_and_have_the_same_mean_bit_for_bit(options):
     found = processes.run(3, _noise_and_means, options)
     drawn, mean, kept = found[0]
     for others in found[1:]:
-        if "noise" not in options:
-            assert not torch.allclose(others[0]["3.weight"], drawn["3.weight"])
+        assert not torch.allclose(others[0]["3.weight"], drawn["3.weight"])
         for name, value in mean.items():
             assert torch.equal(others[1][name], value)
         for slot, tensors in kept.items():
@@ -143,7 +142,7 @@ def test_work_is_divided_by_cost():
 
 
 def test_several_ranks_take_several_turns_at_once(monkeypatch):
-    monkeypatch.setattr(decomposition_schedule, "AT_ONCE", 1)
+    monkeypatch.setattr(decomposition_schedule, "MAX_COST_PER_STEP", 1)
     costs = [4, 4, 4, 4, 4, 4]
     alone, three = (decomposition_schedule.turns(costs, 100, (10, 10), ranks) for ranks in (1, 3))
     assert [len(layers) for layers in alone.values()] == [0, 1, 1, 1, 1, 1, 1]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ class WeightSampler(Protocol):
 def predict(
     model: nn.Module,
     source: WeightSampler | Posterior,
-    x: Tensor,
+    x: Tensor | Iterable[Any],
     *,
     samples: int = 32,
     likelihood: Likelihood | None = None,
@@ -53,7 +53,8 @@ def predict(
         model: the trained model.
         source: its optimiser, or a ``Posterior``, for instance a loaded one.
         x: inputs ``(b, ...)``, or ``(s, b, ...)`` for a stack of models; the optimiser's ``batch_dim`` says where the
-            batch is in a sequence.
+            batch is in a sequence. Or an iterable of batches, such as a ``DataLoader``, each a tensor or a tuple that
+            begins with it; it is run through once.
         samples: k, the number of weight samples.
         likelihood: what the outputs mean; by default the one that ``source`` carries.
         chunk_size: inputs that go through the model at once.
@@ -71,18 +72,16 @@ def predict(
     checks.integer("chunk_size", chunk_size)
     model, _ = unwrapped(model)
     if not isinstance(source, (WeightSampler, Posterior)):
-        raise TypeError(f"source must be an optimiser of eigenoise or a Posterior, but a {type(source).__name__} came")
+        raise TypeError(f"source must be an optimiser of eigenoise or a Posterior, got {type(source).__name__}")
     if isinstance(source, WeightSampler) and source.model is not model:
         raise ValueError("model must be the one that the optimiser trains; for another pass optimizer.posterior")
     likelihood = likelihood or source.likelihood
     if likelihood is None:
         raise ValueError("this posterior carries no likelihood: pass likelihood=")
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a tensor, but a {type(x).__name__} came; use torch.as_tensor(x)")
     parallel = source.parallel if isinstance(source, WeightSampler) else None
-    axis = _batch_axis(source, likelihood, x)
-    if x.ndim == 0 or x.shape[axis] == 0:
-        raise ValueError(f"x must hold at least one input, but its shape is {tuple(x.shape)}")
+    batches = [x] if isinstance(x, Tensor) else _loaded(x)
+    axis = _batch_axis(source, likelihood, batches[0])
+    chunks = [chunk for batch in batches for chunk in _chunks(batch, chunk_size, axis)]
     device = next(model.parameters()).device
     generator = generator or torch.Generator(device).manual_seed(0)
 
@@ -99,7 +98,7 @@ def predict(
     with evaluating(model), torch.no_grad(), around:
         for _ in range(-(-samples // (parallel or 1))):
             with block():
-                parts = [_output(model, part) for part in x.split(chunk_size, axis)]
+                parts = [_output(model, chunk.to(device)) for chunk in chunks]
             # A stack's output has its batch last but one; a sequence-first model's may be pooled to (b, d).
             out_axis = -2 if likelihood.stack is not None else min(axis, parts[0].ndim - 2)
             outputs.append(torch.cat(parts, out_axis))
@@ -114,11 +113,33 @@ def _batch_axis(source: WeightSampler | Posterior, likelihood: Likelihood, x: Te
     return batch_dim if x.ndim > 2 else 0
 
 
+def _loaded(batches: Any) -> list[Tensor]:
+    """The inputs of all batches of a loader."""
+    remedy = "pass a tensor (torch.as_tensor(x)) or an iterable of batches such as a DataLoader"
+    if isinstance(batches, (str, bytes, dict)) or not isinstance(batches, Iterable):
+        raise TypeError(f"x must be a tensor or an iterable of batches, got {type(batches).__name__}; {remedy}")
+    inputs = [batch[0] if isinstance(batch, (tuple, list)) and batch else batch for batch in batches]
+    for batch in inputs:
+        if not isinstance(batch, Tensor):
+            raise TypeError(
+                f"x must hold batches that are tensors or begin with one, got {type(batch).__name__}; {remedy}"
+            )
+    if not inputs:
+        raise ValueError("x must hold at least one batch, got none")
+    return inputs
+
+
+def _chunks(x: Tensor, chunk_size: int, axis: int) -> tuple[Tensor, ...]:
+    if x.ndim == 0 or x.shape[axis] == 0:
+        raise ValueError(f"x must hold at least one input, got the shape {tuple(x.shape)}")
+    return x.split(chunk_size, axis)
+
+
 def _output(model: nn.Module, x: Tensor) -> Tensor:
     f = model(x)
     if f.ndim < 2:
         raise ValueError(
-            f"the model's output must have a batch axis and a target axis, but {tuple(f.shape)} came for inputs "
+            f"the model's output must have a batch axis and a target axis, got {tuple(f.shape)} for inputs "
             f"{tuple(x.shape)}; give x a batch axis with x.unsqueeze(0), or the output a target axis"
         )
     return f

@@ -29,10 +29,9 @@ from eigenoise.linalg import full_precision
 from eigenoise.optim import state
 from eigenoise.optim.blocks import Blocks, Sampling
 from eigenoise.optim.closure import run_closure
-from eigenoise.optim.compiled import original_module
 from eigenoise.optim.monitoring import NonFinitePolicy, RunningLoss, nonfinite_error
 from eigenoise.optim.weight_swap import Slot
-from eigenoise.parallel.ddp import refuse_wrapping_later, unwrapped
+from eigenoise.parallel.ddp import original_module, refuse_wrapping_later, unwrapped
 from eigenoise.parallel.lockstep import Lockstep
 from eigenoise.parallel.ranks import Ranks
 
@@ -72,11 +71,11 @@ class BayesianOptimizer(Optimizer):
     ):
         self.non_finite = NonFinitePolicy(not_finite)
         self.likelihood = as_likelihood(likelihood)
-        self.noisy, self.sampling = noisy, sampling
+        self.noisy, self.sampling, self.samples = noisy, sampling, sampling.samples
         hyper = {key: value.item() if isinstance(value, np.generic) else value for key, value in hyper.items()}
         self._check_hyper(hyper)
         self.batch_dim = checks.integer("batch_dim", batch_dim, low=0)
-        self.model, self.ranks = unwrapped(original_module(model))
+        self.model, self.ranks = unwrapped(model)
         self.assignments = assign(self.model, others, overrides)
         self.slots: list[Any] = [make_slot(assignment) for assignment in self.assignments]
         self.parallel = sampling.samples if sampling.parallel else None
@@ -95,7 +94,7 @@ class BayesianOptimizer(Optimizer):
         self.losses = RunningLoss(self.likelihood.stack or 1)
         super().__init__(self._group_params(), dict(hyper))
         self._closed = False
-        if self.ranks is None:
+        if self.model is original_module(model):
             refuse_wrapping_later(self.model, self.blocks)
 
     @property

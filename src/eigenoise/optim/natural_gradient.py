@@ -100,6 +100,8 @@ class NaturalGradient(BayesianOptimizer):
             batch_dim=batch_dim,
             not_finite=not_finite,
         )
+        if reuse_noise and self.ranks is not None:
+            raise ValueError("reuse_noise=True is for one process: several draw noise that the step alone decides")
         matcher = ExampleMatcher(self.model, self.likelihood.stack, batch_dim)
         self.statistics = Statistics(self.slots, matcher, self.likelihood, fisher, stats_fraction)
         self.decompositions = DecompositionSchedule(self.slots, self.schedule, self.ranks)

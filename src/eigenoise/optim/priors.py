@@ -11,7 +11,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from eigenoise import linalg
 from eigenoise.distributions.matrix_normal import EigenMatrixNormal, MatrixNormal
-from eigenoise.fisher import Fisher, Kronecker
+from eigenoise.fisher import Fisher
 from eigenoise.inference.posterior import Posterior
 
 Basis = tuple[Tensor, Tensor]  # Q_S and Q_A
@@ -116,17 +116,15 @@ def layer_priors(prior: Posterior, fishers: Mapping[str, Fisher]) -> dict[str, L
             f"prior holds {unknown[0]!r}, which is no layer of the model or is treated otherwise here; the model has "
             f"{', '.join(map(repr, fishers))}: leave out what is not to be remembered"
         )
-    found = {}
+    priors = {}
     for name in prior:
-        fisher, own = fishers[name], prior[name]
-        if isinstance(fisher, Kronecker):
-            raise ValueError("prior needs a spectrum of its own for each layer: NoisyEKFAC, EKFAC or NoisyAdam")
-        if own.mean.shape != fisher.shape:
+        fisher, earlier = fishers[name], prior[name]
+        if earlier.mean.shape != fisher.shape:
             raise ValueError(
-                f"prior[{name!r}] must have the layer's shape {tuple(fisher.shape)}, got {tuple(own.mean.shape)}"
+                f"prior[{name!r}] must have the layer's shape {tuple(fisher.shape)}, got {tuple(earlier.mean.shape)}"
             )
-        found[name] = LayerPrior(own, fisher.options["dtype"], fisher.options["device"])
-    return found
+        priors[name] = LayerPrior(earlier, fisher.options["dtype"], fisher.options["device"])
+    return priors
 
 
 def check_fingerprint(name: str, prior: LayerPrior, state: Mapping[str, Tensor]) -> None:

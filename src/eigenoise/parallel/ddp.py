@@ -19,12 +19,19 @@ class Inside(Protocol):
     inside: bool
 
 
+def original_module(model: nn.Module) -> nn.Module:
+    """The module that ``torch.compile(model)`` wraps, or the model itself."""
+    wrapped = getattr(model, "_orig_mod", None)
+    return wrapped if isinstance(wrapped, nn.Module) else model
+
+
 def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
     """The model itself, and the processes that share it if it is wrapped in ``DistributedDataParallel``.
 
     Raises:
         ValueError: if its weights are divided between processes, or it is wrapped in a way that cannot be followed.
     """
+    model = original_module(model)
     if isinstance(model, DistributedDataParallel):
         if model.static_graph:
             raise ValueError(
