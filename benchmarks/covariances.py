@@ -33,7 +33,9 @@ def trained() -> tuple[en.NoisyEKFAC, torch.Tensor, torch.Tensor]:
     splits = data.split(data.boston(), [1], dtype=torch.float64)
     x, y = splits.x_train[0], splits.y_train[0]
     model = en.models.MLP(x.shape[1], [50], 1)
-    optimizer = en.NoisyEKFAC(model, num_data=len(x), likelihood=en.GaussianLikelihood(), fisher="exact", start="init")
+    optimizer = en.NoisyEKFAC(
+        model, num_data=len(x), likelihood=en.GaussianLikelihood(), fisher="exact", init=1.0, noise_ramp=0
+    )
     for _ in training.epochs(optimizer, x, y, count=200, batch_size=10):
         pass
     return optimizer, x, y

@@ -53,7 +53,7 @@ def test_demo_learns_and_is_reproducible():
     assert one.scores == other.scores
     assert len(one.scores["rmse"]) == 2
     assert one.training.curve == other.training.curve
-    assert one.training.curve[-1] > one.training.curve[0] + 1  # the bound rose
+    assert one.training.curve[-1] > one.training.curve[0] + 0.2  # the bound rose
     assert max(one.scores["rmse"]) < 0.7 * table.y.std()
     predicted = one.training.predictive()
     assert one.training.splits.y_test.shape == predicted.mean.shape == predicted.stddev.shape == (2, 51, 1)

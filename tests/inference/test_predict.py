@@ -438,3 +438,21 @@ def test_it_cannot_be_called_on_a_sample() -> None:
         en.predict(opt.model, opt, randn(6, N_IN))
     after = everything(opt)
     assert {key for key in before if not same(before[key], after[key])} == set()
+
+
+# Loaders.
+
+
+def test_a_loader_gives_what_its_inputs_give() -> None:
+    opt = train(build("NoisyEKFAC"))
+    x, y = randn(10, N_IN), randn(10, 1, seed=3)
+    whole = en.predict(opt.model, opt, x, samples=K)
+    dataset = torch.utils.data.TensorDataset(x, y)
+    for batches in (torch.utils.data.DataLoader(dataset, batch_size=4), list(x.split(3)), iter(x.split(5))):
+        got = en.predict(opt.model, opt, batches, samples=K)
+        close(got.mean, whole.mean)
+    close(opt.predict(x, samples=K).mean, whole.mean)
+    with pytest.raises(ValueError, match="x must hold at least one batch"):
+        en.predict(opt.model, opt, [], samples=K)
+    with pytest.raises(TypeError, match="got dict"):
+        en.predict(opt.model, opt, {"x": x}, samples=K)

@@ -49,7 +49,7 @@ def test_hopeless_ones_are_said_once(losses, models):
     with pytest.warns(RuntimeWarning, match=r"far above its initial value .*: lower lr, or kl_weight") as said:
         running = after(losses, models)
     assert len(said) == 1
-    assert f"{losses[0] / models:.3g} before training" in str(said[0].message)
+    assert f"initial value {losses[0] / models:.3g}" in str(said[0].message)
     assert running.diagnosis()
 
 
