@@ -148,7 +148,7 @@ def test_kfac_is_surprised_less_from_then_on_and_in_its_next_basis(kernel):
 
 def guarded(fisher, gradient, damping=0.04, extra=0.0, prior=False):
     """``fisher`` after the guard has seen ``gradient``."""
-    slot = SimpleNamespace(fisher=fisher, gradient=gradient)
+    slot = SimpleNamespace(fisher=fisher, coordinates=gradient)
     raise_fishers([slot], [(0.0 if prior else damping) + extra], 0.03, torch.tensor(1.0))
     return {name: value.clone() for name, value in fisher.state().items()}
 

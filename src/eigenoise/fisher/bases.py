@@ -140,8 +140,8 @@ class FullBasis(Basis):
         self._moments = MovingAverage((init or 0.0) * eye, scaled_identity)
         self._mirrored = True  # the upper triangle of the moments is as new as the lower one
         self.q = eye
-        self._dtype = product_dtype(precision, size, eye.dtype, eye.device)
-        self._q = self.q.to(self._dtype)  # the same tensor unless rotations have another precision
+        # The same tensor unless rotations have another precision.
+        self._q = self.q.to(product_dtype(precision, size, eye.dtype, eye.device))
         self.values = torch.full((*lead, size), init or 0.0, **options)
         self.rotation_cost = size * size
         self.decomposition_cost = eye.numel() * size
@@ -198,20 +198,20 @@ class FullBasis(Basis):
 
     def rotate(self, x: Tensor) -> Tensor:
         """x·Q."""
-        return mixed_matmul(x, self._q)
+        return mixed_matmul(x, self._q, x.dtype)
 
     def unrotate(self, x: Tensor) -> Tensor:
         """x·Qᵀ."""
-        return mixed_matmul(x, self._q.mT)
+        return mixed_matmul(x, self._q.mT, x.dtype)
 
     def rotate_columns(self, x: Tensor) -> Tensor:
         """Qᵀ·x."""
         q = self._q if x.ndim == self._q.ndim else self._q.unsqueeze(-3)
-        return matmul(q.mT, x.to(self._dtype)).to(x.dtype)
+        return mixed_matmul(q.mT, x, x.dtype)
 
     def unrotate_columns(self, x: Tensor) -> Tensor:
         """Q·x."""
-        return matmul(self._q, x.to(self._dtype)).to(x.dtype)
+        return mixed_matmul(self._q, x, x.dtype)
 
     def matrix(self) -> Tensor:
         """Q."""

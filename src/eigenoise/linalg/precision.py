@@ -46,6 +46,9 @@ def has_fast_bfloat16(device_type: str) -> bool:
     return bool(words & {"avx512_bf16", "amx_bf16"})
 
 
-def mixed_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right`` in the dtype of ``right``, given back in that of ``left``."""
-    return matmul(left.to(right.dtype), right).to(left.dtype)
+def mixed_matmul(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """``left @ right``, one of which is a basis in the precision of products, given back in ``dtype``."""
+    if left.dtype == right.dtype:
+        return matmul(left, right)
+    low = torch.bfloat16
+    return matmul(left.to(low), right.to(low)).to(dtype)

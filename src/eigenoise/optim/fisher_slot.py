@@ -34,9 +34,9 @@ class FisherSlot(Slot):
         mirrored: whether noise is used twice, see ``draw``.
 
     Attributes:
-        gradient: of −log p(y | x, W) + the prior's, at the sampled weights; then its coordinates in the basis, then
-            the new momentum, until ``move`` makes it that.
-        momentum: moving average of those coordinates.
+        gradient: of −log p(y | x, W) + the prior's, at the sampled weights.
+        coordinates: the same in the basis, then the new momentum, until ``move`` makes it that.
+        momentum: moving average of coordinates.
         prior: an earlier posterior in the place of N(0, ηI), or None.
         updates: steps it took part in.
     """
@@ -54,7 +54,8 @@ class FisherSlot(Slot):
         self.fisher, self.noisy = fisher, noisy and has_posterior
         self.prior: LayerPrior | None = None
         self.gradient, self.momentum = self.empty(), self.empty()
-        self._views = layer.views(self.gradient), layer.views(self.momentum)
+        self.gradient_views = layer.views(self.gradient)
+        self.coordinates = self.momentum
         self.updates = torch.zeros((), dtype=torch.int64)
         self._deviation = self.empty() if mirrored and self.noisy else None
         self._waiting = torch.zeros((), dtype=torch.bool)  # the deviation was used once
@@ -79,21 +80,22 @@ class FisherSlot(Slot):
             self.sample.copy_(self.mean)
             return
         if self._deviation is None or ramp is None:
-            deviation = self._draw_deviation(generator, group)
-            torch.add(self.mean, deviation, alpha=1.0 if ramp is None else ramp, out=self.sample)
+            scale = posterior_scale(group) ** 0.5 * (1.0 if ramp is None else ramp)
+            torch.add(self.mean, self._draw_deviation(generator, group), alpha=scale, out=self.sample)
             return
         root = self.fisher.inverse_root(self.damping(group))  # another tensor whenever the spectrum has changed
         if bool(self._waiting) and self._drawn_with[0] is root and self._drawn_with[1] == posterior_scale(group):
             self._waiting.fill_(False)
             torch.sub(self.mean, self._deviation, alpha=ramp, out=self.sample)
             return
-        self._deviation.copy_(self._draw_deviation(generator, group))
+        torch.mul(self._draw_deviation(generator, group), posterior_scale(group) ** 0.5, out=self._deviation)
         self._waiting.fill_(True)
         self._drawn_with = root, posterior_scale(group)
         torch.add(self.mean, self._deviation, alpha=ramp, out=self.sample)
 
     def _draw_deviation(self, generator: torch.Generator, group: Group) -> Tensor:
-        return self.fisher.root(self.white(generator), self.damping(group)) * posterior_scale(group) ** 0.5
+        """From N(0, (F + γ_in·I)⁻¹)."""
+        return self.fisher.root(self.white(generator), self.damping(group))
 
     # The step (lines 6 to 16).
 
@@ -106,11 +108,6 @@ class FisherSlot(Slot):
             self._prior_damping = scale, scale * self.prior.diagonal(self.fisher)
         return self._prior_damping[1]
 
-    @property
-    def gradient_views(self) -> list[Tensor]:
-        """Parts of ``gradient`` in the shapes of the layer's parameters."""
-        return self._views[0]
-
     def add_prior_gradient(self, drawn: Tensor, group: Group) -> None:
         """Add (λ/N)·Λ₀·(W − M₀), the gradient of the prior, at the weights ``drawn``."""
         if self.prior is None:
@@ -119,24 +116,23 @@ class FisherSlot(Slot):
             self.gradient.add_(self.prior.pull(drawn), alpha=posterior_scale(group))
 
     def rotate_gradient(self) -> None:
-        """Replace the gradient by its coordinates in the Fisher's basis: the first stage of eq. 4."""
-        if self.fisher.factors is not None:
-            self.gradient.copy_(self.fisher.rotate(self.gradient))
+        """Coordinates of the gradient in the Fisher's basis: the first stage of eq. 4."""
+        rotated = self.fisher.rotate(self.gradient)
+        self.coordinates = rotated.clone() if rotated is self.gradient else rotated
 
     def precondition(self, damping: Damping) -> tuple[Tensor, Tensor]:
         """(F + γI)⁻¹ on the new momentum, as coordinates, and its size mᵀ(F + γI)⁻¹m, ``()`` or ``(s,)``."""
-        direction = self.fisher.rescale(self.gradient, damping)
+        direction = self.fisher.rescale(self.coordinates, damping)
         if self.layer.stack is None:
-            return direction, torch.dot(self.gradient.reshape(-1), direction.reshape(-1))
-        return direction, (self.gradient * direction).flatten(1).sum(-1)
+            return direction, torch.dot(self.coordinates.reshape(-1), direction.reshape(-1))
+        return direction, (self.coordinates * direction).flatten(1).sum(-1)
 
     def move(self, direction: Tensor, rate: Tensor | float) -> None:
         """Mean ← mean − rate·direction, which is given as coordinates (the last stage of eq. 4); keep the momentum."""
         if isinstance(rate, Tensor):
             direction, rate = direction.mul_(rate), 1.0
         self.mean.sub_(self.fisher.unrotate(direction), alpha=rate)
-        self.momentum, self.gradient = self.gradient, self.momentum
-        self._views = self._views[1], self._views[0]
+        self.momentum = self.coordinates
         self.updates += 1
 
     def refresh(self, decomposition: list[Tensor] | None) -> bool:

@@ -179,8 +179,8 @@ class NaturalGradient(BayesianOptimizer):
 
     def _update_momenta(self, slots: list[FisherSlot]) -> None:
         """Moving averages of the gradients in the basis; they replace the old ones only when the step is made."""
-        gradients, momenta = [slot.gradient for slot in slots], [slot.momentum for slot in slots]
-        torch._foreach_lerp_(gradients, momenta, self.group["momentum"])
+        coordinates, momenta = [slot.coordinates for slot in slots], [slot.momentum for slot in slots]
+        torch._foreach_lerp_(coordinates, momenta, self.group["momentum"])
 
     def _precondition(self, slots: list[FisherSlot]) -> tuple[list[Tensor], list[Tensor]]:
         """(F + γI)⁻¹ on each momentum, as coordinates (eq. 21), and its size in that metric."""

@@ -39,7 +39,7 @@ def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate
     """
     rate = min(rate, MAX_RATE)
     roots = [slot.fisher.inverse_root(damping) for slot, damping in zip(slots, dampings, strict=True)]
-    ratios = torch._foreach_mul([slot.gradient for slot in slots], roots)  # g/√(R + γ)
+    ratios = torch._foreach_mul([slot.coordinates for slot in slots], roots)  # g/√(R + γ)
     numbers = to_host([*(end for ratio in ratios for end in torch.aminmax(ratio)), loss])
     with np.errstate(over="ignore"):
         numbers[:-1] *= numbers[:-1]
@@ -55,7 +55,7 @@ def _surprising(slot: FisherSlot, ratio: Tensor, rate: float) -> Tensor:
     """The gradients of those models of a stack that did not expect them, and zeros for the others."""
     axes = tuple(range(-slot.fisher.event_dims, 0))
     strain = ratio.square().amax(axes, keepdim=True) * rate
-    return slot.gradient * torch.where(strain > 1, (MAX_RAISE / strain).clamp_max(1).sqrt(), 0)
+    return slot.coordinates * torch.where(strain > 1, (MAX_RAISE / strain).clamp_max(1).sqrt(), 0)
 
 
 def clip_rates(rates: np.ndarray, sizes: np.ndarray, layer_clip: float | None, kl_clip: float | None) -> np.ndarray:
