@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check format bench study classification docs wheel clean
+.PHONY: demo test test-minimum check format bench study classification docs wheel clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,6 +15,13 @@ demo: $(VENV)/.ready  ## train four Bayesian methods on the Boston housing table
 
 test: check  ## lint, types and the whole test suite: what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+
+MINIMUM := .venv-minimum
+test-minimum:  ## the tests with the oldest versions that pyproject.toml promises
+	$(PYTHON) -m venv $(MINIMUM)
+	$(MINIMUM)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints-minimum.txt \
+		-e ".[demo,parquet,tensorboard]" pytest pytest-xdist hypothesis
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -n auto --maxprocesses 4 --ignore tests/test_docs.py
 
 check: $(VENV)/.ready  ## lint, format, types and the order of imports
 	$(BIN)/ruff check .
@@ -57,4 +64,4 @@ wheel: $(VENV)/.ready  ## build the wheel, install it into an empty environment 
 	build/empty/bin/python tests/smoke.py
 
 clean:
-	rm -rf $(VENV) demo bench build dist site
+	rm -rf $(VENV) $(MINIMUM) demo bench build dist site

@@ -6,7 +6,6 @@ made (``_update``).
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,16 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eigenoise import checks
-from eigenoise.distributions.mixtures import Predictive
-from eigenoise.inference.elbo import ElboTerms, expected_log_likelihood
-from eigenoise.inference.posterior import Entry, Posterior, total_kl
-from eigenoise.inference.predict import predict
 from eigenoise.layers.assignment import Assignment, assign, describe
 from eigenoise.likelihoods import Likelihood, as_likelihood
 from eigenoise.linalg import full_precision
 from eigenoise.optim import state
 from eigenoise.optim.blocks import Blocks, Sampling
 from eigenoise.optim.closure import run_closure
+from eigenoise.optim.evaluation import PosteriorAccess
 from eigenoise.optim.monitoring import NonFinitePolicy, RunningLoss, nonfinite_error
 from eigenoise.optim.weight_swap import Slot
 from eigenoise.parallel.ddp import original_module, refuse_wrapping_later, unwrapped
@@ -36,7 +32,7 @@ from eigenoise.parallel.lockstep import Lockstep
 from eigenoise.parallel.ranks import Ranks
 
 
-class BayesianOptimizer(Optimizer):
+class BayesianOptimizer(PosteriorAccess, Optimizer):
     """A ``torch.optim.Optimizer`` that fits a posterior over a model's weights.
 
     Args:
@@ -279,91 +275,7 @@ class BayesianOptimizer(Optimizer):
         self.blocks.forget()
         self._losses = []
 
-    # The posterior.
-
-    @property
-    @torch.no_grad()
-    def posterior(self) -> Posterior:
-        """The current posterior, detached from training: ``posterior["layer.name"]`` is a distribution."""
-        self.blocks.refuse_inside("posterior")
-        self.blocks.swap.read()
-        with full_precision(self.params[0].device):
-            entries = {
-                slot.name: Entry.of(slot.distribution(self.group), slot.layer)
-                for slot in self.slots
-                if slot.has_posterior
-            }
-        return Posterior.of(self.model, entries, copy.deepcopy(self.likelihood))
-
-    def predict(
-        self, x: Any, *, samples: int = 32, chunk_size: int = 1024, generator: torch.Generator | None = None
-    ) -> Predictive:
-        """``eigenoise.predict`` of this optimiser's model: p(y | x, D) as a mixture over weight samples.
-
-        Args:
-            x: inputs ``(b, ...)``, or an iterable of batches, such as a DataLoader.
-            samples: weight samples.
-            chunk_size: inputs that go through the model at once.
-            generator: of the samples; by default a fresh one with a fixed seed, so that equal calls give equal results.
-        """
-        return predict(self.model, self, x, samples=samples, chunk_size=chunk_size, generator=generator)
-
-    @torch.no_grad()
-    def kl(self) -> Tensor:
-        """KL(q(w) ‖ p(w)) to the prior, all layers together; ``(s,)`` for a stack of models."""
-        self.blocks.refuse_inside("kl()")
-        self.blocks.swap.read()
-        with full_precision(self.params[0].device):
-            kls = [(slot.layer.stack, slot.kl(self.group)) for slot in self.slots if slot.has_posterior]
-        return total_kl(kls, self.likelihood.stack or 1, self.params[0].device)
-
-    def elbo(
-        self,
-        x: Tensor,
-        y: Tensor,
-        samples: int = 10,
-        chunk_size: int = 1024,
-        generator: torch.Generator | None = None,
-    ) -> ElboTerms:
-        """The evidence lower bound (eq. 8), the expected log-likelihood measured on ``x, y`` and scaled to N.
-
-        Args:
-            x: inputs, a batch or the whole training set.
-            y: their targets.
-            samples: weight samples for the expectation.
-            chunk_size: inputs that go through the model at once.
-            generator: of those samples; by default a fresh one, so that equal calls give equal results.
-        """
-        posterior = None if self.noisy else self.posterior  # trained without noise, q is a Laplace approximation
-        generator = generator or torch.Generator(self.params[0].device).manual_seed(0)
-
-        def block() -> AbstractContextManager:
-            if posterior is None:
-                return self.sampled_params(generator)
-            return posterior.sampled_params(self.model, generator)
-
-        blocks = -(-checks.integer("samples", samples) // (self.parallel or 1))
-        return self._terms(expected_log_likelihood(self.model, self.likelihood, block, x, y, blocks, chunk_size))
-
-    def elbo_terms(self) -> ElboTerms:
-        """The evidence lower bound (eq. 8) with the expected log-likelihood averaged over about the last 100 steps.
-
-        It costs no forward pass. For a stack of models the log-likelihood is the mean over models.
-
-        Raises:
-            RuntimeError: before the first step.
-        """
-        if not self.noisy:
-            raise RuntimeError(
-                "elbo_terms() averages losses of sampled weights, and there are none here; use elbo(x, y)"
-            )
-        if self.losses.mean is None:
-            raise RuntimeError("elbo_terms() averages training losses, and there was no step yet; use elbo(x, y)")
-        return self._terms(-self.losses.mean / (self.likelihood.stack or 1))
-
-    def _terms(self, log_likelihood: Tensor) -> ElboTerms:
-        n = self.group["num_data"]
-        return ElboTerms(n * log_likelihood, self.kl(), self.likelihood.kl(), self.group["kl_weight"], n)
+    # Keeping and showing.
 
     def __repr__(self) -> str:
         """The hyperparameters and how each parameter is treated."""
@@ -374,8 +286,6 @@ class BayesianOptimizer(Optimizer):
     def _notes(self) -> list[str]:
         """Further lines for ``print``."""
         return []
-
-    # Keeping.
 
     def state_dict(self) -> dict[str, Any]:
         """All that a bit-exact resume needs beside the model's own state dict; plain tensors, numbers and dicts."""
