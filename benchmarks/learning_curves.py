@@ -44,7 +44,7 @@ NETWORKS = {
     "transformer": Patches,
 }
 REFERENCE = "float32"
-PLAIN = {"precision": "float32", "stats_fraction": 1.0}
+PLAIN = {"precision": "float32", "stats_fraction": 1.0, "reuse_noise": False}
 WAYS = {
     REFERENCE: PLAIN,
     "bfloat16": {**PLAIN, "precision": "bfloat16"},

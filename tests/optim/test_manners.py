@@ -30,7 +30,11 @@ def build(method=en.NoisyEKFAC, likelihood=None, model=None, seed=5, **options):
     torch.manual_seed(2)
     model = model or nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
     likelihood = likelihood or en.GaussianLikelihood()
-    options = {"generator": torch.Generator().manual_seed(seed), **accepted(method, noise_ramp=0), **options}
+    options = {
+        "generator": torch.Generator().manual_seed(seed),
+        **accepted(method, noise_ramp=0, reuse_noise=False),
+        **options,
+    }
     return method(model, num_data=50, likelihood=likelihood, **options)
 
 

@@ -31,7 +31,7 @@ def network():
 def build(method, model=None, likelihood=None, **options):
     likelihood = likelihood or en.GaussianLikelihood(precision=2.0)
     generator = torch.Generator().manual_seed(5)
-    options = {**accepted(method, noise_ramp=0), **options}
+    options = {**accepted(method, noise_ramp=0, reuse_noise=False), **options}
     return method(model or network(), num_data=N, likelihood=likelihood, generator=generator, **options)
 
 
@@ -448,6 +448,33 @@ def test_noise_is_used_twice_only_while_the_covariance_stays(data):
         opt.step()
     with pytest.raises(ValueError, match="reuse_noise=True needs one sample a step"):
         build(en.NoisyEKFAC, reuse_noise=True, samples=2)
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_a_run_that_reuses_noise_resumes_bit_for_bit(data, steps):
+    def fresh():
+        return build(en.NoisyEKFAC, reuse_noise=None, stats_every=5)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    for _ in range(steps):
+        step(first, *data)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    for _ in range(steps):
+        step(whole, *data)
+    assert first.slots[0]._deviation is not None
+    for _ in range(5):
+        step(whole, *data)
+        step(second, *data)
+    for ours, theirs in zip(means(whole), means(second), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_by_default_noise_is_reused_where_it_can_be():
+    assert en.NoisyEKFAC(network(), num_data=N, likelihood="regression").slots[0]._deviation is not None
+    several = en.NoisyEKFAC(network(), num_data=N, likelihood="regression", samples=2)
+    assert several.slots[0]._deviation is None
+    assert build(en.EKFAC).slots[0]._deviation is None
 
 
 def test_samples_that_reuse_noise_have_the_posterior_covariance(data):

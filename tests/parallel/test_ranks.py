@@ -46,7 +46,7 @@ def table(rows=64):
 def optimizer(model, method="NoisyEKFAC", **options):
     if method != "BayesByBackprop":
         often = {} if method == "NoisyAdam" else {"refresh_every": 3}
-        ramp = accepted(getattr(en, method), noise_ramp=0)
+        ramp = accepted(getattr(en, method), noise_ramp=0, reuse_noise=False)
         options = {"stats_every": 2, "stats_fraction": 1.0, "fisher": "exact", **ramp, **often, **options}
     likelihood = en.GaussianLikelihood()
     return getattr(en, method)(model, num_data=64, likelihood=likelihood, lr=0.02, **options)

@@ -49,7 +49,7 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         not_finite: what ``step`` does when a number is NaN or infinite: ``"raise"`` or ``"skip"``.
     """
 
-    _extra_state: tuple[str, ...] = ()  # names of what ``state_dict`` has beside the usual
+    extra_state: tuple[str, ...] = ()  # names of what ``state_dict`` has beside the usual
 
     def __init__(
         self,

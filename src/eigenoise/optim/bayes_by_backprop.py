@@ -94,7 +94,7 @@ class BayesByBackprop(BayesianOptimizer):
         not_finite: what ``step`` does when a number is NaN or infinite: ``"raise"``, or ``"skip"`` the step.
     """
 
-    _extra_state = ("adam",)
+    extra_state = ("adam",)
 
     def __init__(
         self,

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from eigenoise.optim.base import BayesianOptimizer
+
+class SamplesInBlocks(Protocol):
+    """What is needed of an optimiser here."""
+
+    in_closure: bool  # whether a closure is running, which may clear gradients
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The one parameter group."""
+
+    @property
+    def blocks_per_step(self) -> int:
+        """How many blocks come before each step."""
+
+    def zero_grad(self) -> None:
+        """Clear gradients."""
+
+    def sampled_params(self) -> AbstractContextManager[None]:
+        """A block of sampled weights."""
 
 
-def run_closure(optimizer: BayesianOptimizer, closure: Callable[[], Any]) -> Any:
+def run_closure(optimizer: SamplesInBlocks, closure: Callable[[], Any]) -> Any:
     """Call ``closure`` for each weight sample of a step; it may clear gradients itself, so they are summed here.
 
     Returns:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from eigenoise import checks
 from eigenoise.fisher import Eigen, Fisher
@@ -30,6 +31,7 @@ from eigenoise.optim.fisher_slot import FisherSlot, posterior_scale
 from eigenoise.optim.priors import check_fingerprint, layer_priors
 from eigenoise.optim.statistics import Schedule, Statistics
 from eigenoise.optim.step_control import clip_rates, raise_fishers, to_host
+from eigenoise.parallel.ddp import original_module
 from eigenoise.parallel.ranks import Ranks
 
 SECONDS_PER_CUBE = 9e-11  # of an eigendecomposition in float32, one CPU core
@@ -47,7 +49,7 @@ class NaturalGradient(BayesianOptimizer):
         schedule: steps between statistics, decompositions and re-initialisations.
         sampling: how weights are sampled in training.
         noisy: whether they are sampled in training at all.
-        reuse_noise: whether noise is used twice, with both signs.
+        reuse_noise: whether noise is used twice, with both signs; None: if one process draws one sample a step.
         prior: a posterior of earlier data in the place of N(0, ηI), or None.
         fisher: ``"sampled"``, ``"exact"`` or ``"empirical"``.
         stats_fraction: the part of a batch that statistics use.
@@ -68,7 +70,7 @@ class NaturalGradient(BayesianOptimizer):
         schedule: Schedule,
         sampling: Sampling,
         noisy: bool,
-        reuse_noise: bool,
+        reuse_noise: bool | None,
         prior: Posterior | None,
         fisher: str,
         stats_fraction: float | str,
@@ -79,14 +81,11 @@ class NaturalGradient(BayesianOptimizer):
         not_finite: str,
     ):
         self.guard, self.schedule = bool(guard), schedule
-        if reuse_noise and (sampling.parallel or sampling.antithetic or sampling.samples > 1):
-            raise ValueError("reuse_noise=True needs one sample a step: leave out samples, parallel and antithetic")
+        mirrored = _reuses_noise(reuse_noise, sampling, model)
 
         def make_slot(assignment: Assignment) -> FisherSlot:
             structure = make_fisher(assignment)
-            return FisherSlot(
-                assignment.layer, structure, assignment.has_posterior, noisy=noisy, mirrored=bool(reuse_noise)
-            )
+            return FisherSlot(assignment.layer, structure, assignment.has_posterior, noisy=noisy, mirrored=mirrored)
 
         super().__init__(
             model,
@@ -100,8 +99,6 @@ class NaturalGradient(BayesianOptimizer):
             batch_dim=batch_dim,
             not_finite=not_finite,
         )
-        if reuse_noise and self.ranks is not None:
-            raise ValueError("reuse_noise=True is for one process: several draw noise that the step alone decides")
         matcher = ExampleMatcher(self.model, self.likelihood.stack, batch_dim)
         self.statistics = Statistics(self.slots, matcher, self.likelihood, fisher, stats_fraction)
         self.decompositions = DecompositionSchedule(self.slots, self.schedule, self.ranks)
@@ -274,3 +271,18 @@ class NaturalGradient(BayesianOptimizer):
             line += f"; new eigenbases every {self.schedule.refresh_every} steps: about {total:.2g} s on one CPU core"
             line += f", {largest:.2g} s for the largest layer"
         return [line]
+
+
+def _reuses_noise(reuse_noise: bool | None, sampling: Sampling, model: nn.Module) -> bool:
+    """Whether noise is used twice.
+
+    Raises:
+        ValueError: if it is asked for but cannot be.
+    """
+    single = not (sampling.parallel or sampling.antithetic or sampling.samples > 1)
+    alone = not isinstance(original_module(model), DistributedDataParallel)
+    if reuse_noise and not single:
+        raise ValueError("reuse_noise=True needs one sample a step: leave out samples, parallel and antithetic")
+    if reuse_noise and not alone:
+        raise ValueError("reuse_noise=True is for one process: several draw noise that the step alone decides")
+    return single and alone if reuse_noise is None else bool(reuse_noise)

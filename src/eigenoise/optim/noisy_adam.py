@@ -51,7 +51,8 @@ class NoisyAdam(NaturalGradient):
         noise_ramp: steps over which the noise's standard deviation grows from 0 to the posterior's. Predictions and the
             ELBO always use the posterior itself.
         reuse_noise: draw and rotate noise once for two steps, +E then −E, unless the posterior's covariance has changed
-            in between: cheaper steps whose weights still have q's distribution.
+            in between: cheaper steps whose weights still have q's distribution. None: where one process draws one
+            sample a step.
         samples: weight samples in one step: so many ``sampled_params()`` blocks come before each ``step()``, each with
             the loss of the whole batch, and ``step()`` uses their mean.
         parallel: draw all samples of a step in one block, as one more leading axis in front of the stack; for models of
@@ -88,7 +89,7 @@ class NoisyAdam(NaturalGradient):
         guard: bool = True,
         init: float | None = None,
         noise_ramp: int = NOISE_RAMP,
-        reuse_noise: bool = False,
+        reuse_noise: bool | None = None,
         samples: int = 1,
         parallel: bool = False,
         antithetic: bool = False,

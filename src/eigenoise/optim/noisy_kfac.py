@@ -51,7 +51,8 @@ class NoisyKFAC(NaturalGradient):
         noise_ramp: steps over which the noise's standard deviation grows from 0 to the posterior's. Predictions and the
             ELBO always use the posterior itself.
         reuse_noise: draw and rotate noise once for two steps, +E then −E, unless the posterior's covariance has changed
-            in between: cheaper steps whose weights still have q's distribution.
+            in between: cheaper steps whose weights still have q's distribution. None: where one process draws one
+            sample a step.
         precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
         conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
@@ -94,7 +95,7 @@ class NoisyKFAC(NaturalGradient):
         guard: bool = True,
         init: float | None = None,
         noise_ramp: int = NOISE_RAMP,
-        reuse_noise: bool = False,
+        reuse_noise: bool | None = None,
         precision: str = "auto",
         conv_basis: str = "full",
         max_side: int = MAX_SIDE,

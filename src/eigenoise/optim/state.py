@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from eigenoise import checks
-from eigenoise.optim.monitoring import LOSS_NAMES
-
-if TYPE_CHECKING:
-    from eigenoise.optim.base import BayesianOptimizer
+from eigenoise.likelihoods import Likelihood
+from eigenoise.optim.monitoring import LOSS_NAMES, NonFinitePolicy, RunningLoss
+from eigenoise.parallel.lockstep import Lockstep
 
 KEY = "eigenoise"
 FORMAT = 2
 PARTS = ("format", "method", "steps", "losses", "generator", "seed", "skipped", "likelihood", "slots")
 
 
-def collect(optimizer: BayesianOptimizer) -> dict[str, Any]:
+class Stateful(Protocol):
+    """What makes up the state of an optimiser."""
+
+    steps: int
+    slots: list[Any]
+    params: list[torch.Tensor]
+    losses: RunningLoss
+    likelihood: Likelihood
+    generator: torch.Generator
+    lockstep: Lockstep
+    non_finite: NonFinitePolicy
+    extra_state: tuple[str, ...]  # names of what the state dict has beside the usual
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The one parameter group."""
+
+
+def collect(optimizer: Stateful) -> dict[str, Any]:
     """All that a bit-exact resume needs beside ``param_groups``."""
     return {
         "format": FORMAT,
@@ -27,13 +44,13 @@ def collect(optimizer: BayesianOptimizer) -> dict[str, Any]:
         "losses": optimizer.losses.state(),
         "generator": optimizer.generator.get_state(),
         "seed": optimizer.lockstep.seed,
-        "skipped": optimizer.skipped,
+        "skipped": optimizer.non_finite.skipped,
         "likelihood": optimizer.likelihood.state_dict(),
         "slots": {slot.name: slot.state() for slot in optimizer.slots},
     }
 
 
-def restore(optimizer: BayesianOptimizer, saved: Mapping[str, Any]) -> None:
+def restore(optimizer: Stateful, saved: Mapping[str, Any]) -> None:
     """Use what ``checked`` returned."""
     for slot in optimizer.slots:
         slot.load(saved["slots"][slot.name])
@@ -41,10 +58,10 @@ def restore(optimizer: BayesianOptimizer, saved: Mapping[str, Any]) -> None:
     optimizer.losses.load(saved["losses"], optimizer.params[0].device)
     optimizer.generator.set_state(saved["generator"].cpu())
     optimizer.non_finite.skipped = saved["skipped"]
-    optimizer.lockstep.resume(saved["seed"], optimizer.steps + optimizer.skipped)
+    optimizer.lockstep.resume(saved["seed"], optimizer.steps + optimizer.non_finite.skipped)
 
 
-def checked(optimizer: BayesianOptimizer, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+def checked(optimizer: Stateful, state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
     """Our part of ``state_dict``.
 
     Raises:
@@ -61,7 +78,7 @@ def checked(optimizer: BayesianOptimizer, state_dict: Mapping[str, Any]) -> Mapp
             f"the state was written by {version}, which this version cannot continue: load the model's own state dict "
             "and start a new optimiser from it"
         )
-    missing = {*PARTS, *optimizer._extra_state} - set(saved)
+    missing = {*PARTS, *optimizer.extra_state} - set(saved)
     missing |= {f"losses.{name}" for name in LOSS_NAMES if name not in saved.get("losses", ())}
     if missing:
         raise ValueError(f"the state lacks {sorted(missing)}")

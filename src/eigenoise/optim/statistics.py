@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from eigenoise.linalg import full_precision
 from eigenoise.linalg.moving_average import Averaged
 from eigenoise.optim.compiled import run_eagerly
 from eigenoise.optim.examples import ExampleMatcher, Match
-
-if TYPE_CHECKING:
-    from eigenoise.optim.fisher_slot import FisherSlot
+from eigenoise.optim.fisher_slot import FisherSlot
 
 FISHERS = ("sampled", "exact", "empirical")
 MIN_ROWS = 512  # of activations for A and S; where a part of the batch has fewer, more of it is used
