@@ -182,6 +182,10 @@ class Fisher(ABC):
         """Their square roots, kept likewise."""
         return self._cached("root", damping, lambda: self.inverse(damping).sqrt())
 
+    def is_current(self, spectrum: Tensor | None) -> bool:
+        """Whether ``spectrum``, which ``inverse`` or ``inverse_root`` gave, has not changed since."""
+        return any(value is spectrum for _, value in self._cache.values())
+
     def forget_cache(self) -> None:
         """To be called when the state was changed."""
         self._cache.clear()

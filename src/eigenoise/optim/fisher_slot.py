@@ -173,6 +173,9 @@ class FisherSlot(Slot):
         """Momentum, Fisher, and the noise that waits to be used again."""
         state = {"momentum": self.momentum, "steps": self.updates, **self.fisher.state()}
         if self._deviation is not None:
+            self._waiting.logical_and_(
+                torch.tensor(self.fisher.is_current(self._drawn_with[0]))
+            )  # else it is drawn again
             state |= {"deviation": self._deviation, "waiting": self._waiting}
         if self.prior is not None:
             state["prior"] = self.prior.fingerprint()
