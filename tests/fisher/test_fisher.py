@@ -179,25 +179,12 @@ class TestEigenFromTheIdentity(FisherConformance):
         torch.testing.assert_close(dense, 2.5 * torch.eye(P * N), **TOL)
 
 
-class TestEigenWithFixedInput(FisherConformance):
-    make = functools.partial(Eigen, basis=BasisOptions(fixed_input=True))
-
-    def test_nothing_is_turned_on_the_side_of_the_input(self, fisher):
-        eye = torch.eye(N).expand_as(fisher.factors.q_in)
-        assert torch.equal(fisher.factors.q_in, eye)
-        assert not torch.equal(fisher.factors.q_out, torch.eye(P).expand_as(fisher.factors.q_out))
+class TestEigenWithLeadingVectors(FisherConformance):
+    make = functools.partial(Eigen, basis=BasisOptions(rank=0.25))
 
 
-class TestEigenWithTaps(FisherConformance):
-    make = functools.partial(Eigen, basis=BasisOptions(kernel=(2, 2)))
-
-
-class TestEigenWithTapsAndBias(FisherConformance):
-    make = functools.partial(Eigen, basis=BasisOptions(kernel=(1, 3)))
-
-
-class TestKroneckerWithTaps(FisherConformance):
-    make = functools.partial(Kronecker, basis=BasisOptions(kernel=(2, 2)))
+class TestKroneckerWithLeadingVectors(FisherConformance):
+    make = functools.partial(Kronecker, basis=BasisOptions(rank=0.25))
 
 
 class TestEigenWithSidesTooLarge(FisherConformance):
@@ -214,19 +201,6 @@ class TestKroneckerWithSidesTooLarge(FisherConformance):
     def test_it_is_the_outer_product_of_the_diagonals(self, fisher):
         out, inputs = fisher.factors.out.values, fisher.factors.inputs.values
         torch.testing.assert_close(fisher.dense(0.0).diagonal(dim1=-2, dim2=-1), linalg.outer(out, inputs).flatten(-2))
-
-
-def test_with_a_fixed_input_the_scale_is_exact_in_that_basis():
-    a, g = statistics(t=2)
-    fisher = Eigen((P, N), basis=BasisOptions(fixed_input=True), init=1.0)
-    for _ in range(2):
-        fisher.update(a, g)
-        fisher.commit(1.0, 1.0)
-        assert fisher.refresh()
-    fisher.update(a, g)
-    fisher.commit(1.0, 1.0)
-    each = per_example(a, g)
-    torch.testing.assert_close(fisher.R, (fisher.factors.q_out.mT @ each).square().mean(0), **TOL)
 
 
 # What the statistics are.
@@ -261,7 +235,7 @@ def test_large_moments_are_multiplied_out_up_to_the_diagonal_only(monkeypatch):
         side.update(torch.ones(50, 1, N), 50)  # so many that they are multiplied out
         before = side.moments.clone()
         side.commit(0.3, first=False)
-        assert not torch.equal(side._moments.value, side._moments.value.mT)
+        assert not torch.equal(side._gram._average.value, side._gram._average.value.mT)
         wanted = 0.7 * before + 0.3 * (x[:, 0].mT @ x[:, 0] + 50) / 53
         torch.testing.assert_close(side.moments, wanted)
         side.commit(0.5, first=False)
@@ -408,9 +382,9 @@ def test_eigen_with_kfac_eigenvalues_is_kfac(form):
     torch.testing.assert_close(eigen.solve(V, 0.1), kronecker.solve(V, 0.1), **TOL)
 
 
-@pytest.mark.parametrize("kernel", [None, (2, 2)])
-def test_r_starts_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
-    basis = BasisOptions(kernel=kernel)
+@pytest.mark.parametrize("rank", [1.0, 0.25])
+def test_r_starts_as_the_kfac_eigenvalues_of_the_first_basis(rank):
+    basis = BasisOptions(rank=rank)
     kronecker, eigen = Kronecker((P, N), basis=basis), Eigen((P, N), basis=basis)
     for k in range(2):
         a, g = statistics()
@@ -423,6 +397,7 @@ def test_r_starts_as_the_kfac_eigenvalues_of_the_first_basis(kernel):
             again = Eigen((P, N), basis=basis)
             for name, tensor in again.state().items():
                 tensor.copy_(eigen.state()[name])
+            again.forget_cache()
             a, g = statistics()
             for fisher in (eigen, again):
                 fisher.update(a, g)

@@ -437,7 +437,7 @@ BAD = [
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        (en.NoisyAdam, {"fixed_inputs": ["0"]}, "fixed_inputs"),
+        (en.NoisyAdam, {"basis_rank": 0.5}, "basis_rank"),
         (en.NoisyAdam, {"refresh_every": 3}, "refresh_every"),
         (en.NoisyAdam, {"reinit_every": 50}, "reinit_every"),
         (en.NoisyKFAC, {"reinit_every": 50}, "reinit_every"),

@@ -237,14 +237,6 @@ def test_a_load_that_is_refused_in_a_block_leaves_the_sample_in_place():
 # Sides that are not decomposed.
 
 
-def test_a_fixed_input_must_be_a_structured_layer():
-    with pytest.raises(ValueError, match=r"fixed_inputs names \['9'\]"):
-        build(fixed_inputs=["0", "9"])
-    opt, x, y = build(fixed_inputs=["0", "2"])
-    train(opt, x, y)
-    assert torch.equal(opt.slots[0].fisher.factors.q_in, torch.eye(6))
-
-
 def test_a_side_that_is_too_large_keeps_the_identity_and_print_says_so():
     opt, x, y = build(max_side=6)
     train(opt, x, y)

@@ -36,9 +36,6 @@ def cifar10(
     kl_weight: Annotated[float | None, typer.Option(help="λ, instead of the recipe's.")] = None,
     prior_var: Annotated[float | None, typer.Option(help="η, instead of the recipe's.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate, instead of the recipe's.")] = None,
-    conv_basis: Annotated[
-        str | None, typer.Option(help="Basis of convolutions, full or factored; K-FAC and EK-FAC only.")
-    ] = None,
     validate: Annotated[bool, typer.Option(help="Test on held-out training images, to choose settings.")] = False,
     corrupted: Annotated[
         int, typer.Option(min=0, help="Number of test images to corrupt in 15 ways and test as well.")
@@ -68,7 +65,7 @@ def cifar10(
     from eigenoise.studies.recipes import Setting
 
     torch.set_num_threads(threads)
-    given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr, "conv_basis": conv_basis}
+    given = {"kl_weight": kl_weight, "prior_var": prior_var, "lr": lr}
     options = {name: value for name, value in given.items() if value is not None}
     hint = "the same command with --resume continues from here"
     with reported("cifar10", hint), started_together(device, timeout) as ranks:

@@ -101,6 +101,10 @@ class Basis(ABC):
         """The diagonal ``(..., k)`` of the current moments in the basis."""
 
     @abstractmethod
+    def sync(self) -> None:
+        """Bring what is derived from the tensors of ``state`` up to date after they were written to."""
+
+    @abstractmethod
     def state(self, moments: str, side: str) -> dict[str, Tensor]:
         """The tensors that make it up, named after ``moments`` and ``side``."""
 
@@ -120,6 +124,47 @@ class MatrixChange(SideChange):
         return matmul(x, self.P.square().mT)
 
 
+class GramAverage:
+    """The moving average of a symmetric matrix Σ xxᵀ ``(..., k, k)``, large ones updated below the diagonal only.
+
+    Args:
+        lead: leading dimensions.
+        size: k.
+        init: it starts as this times the identity, or None to start from the first statistics.
+        options: dtype and device.
+    """
+
+    def __init__(self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any]):
+        eye = torch.eye(size, **options).repeat(*lead, 1, 1)
+        self._average = MovingAverage(eye.mul_(init or 0.0), scaled_identity)
+        self._mirrored = True  # the upper triangle is as new as the lower one
+
+    @property
+    def value(self) -> Tensor:
+        """The moving average, ``(..., k, k)``."""
+        if not self._mirrored:
+            mirror_(self._average.value)
+            self._mirrored = True
+        return self._average.value
+
+    def update(self, x: Tensor, count: int) -> None:
+        """Gather Σ xxᵀ over ``x (..., b, t, k)``, a sum over ``count`` members."""
+        self._average.add(gram(x), count)
+
+    def commit(self, rate: float, first: bool) -> None:
+        """Blend what was gathered into the average (eq. 12)."""
+        self._mirrored = self._mirrored and not any(product.is_halved for product in self._average.pending.products)
+        self._average.blend(rate, first)
+
+    def averaged(self) -> Averaged:
+        """For those who sum over processes."""
+        return self._average.averaged()
+
+    def add(self, rows: Tensor, weight: float) -> None:
+        """Add ``weight``·Σ xxᵀ of ``rows (..., r, k)``."""
+        self.value.add_(matmul(rows.mT, rows), alpha=weight)
+
+
 @final
 class FullBasis(Basis):
     """One matrix of moments ``(..., k, k)`` and one orthogonal matrix: the paper's.
@@ -136,41 +181,34 @@ class FullBasis(Basis):
         self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any], precision: str = "float32"
     ):
         self.size = size
-        eye = torch.eye(size, **options).repeat(*lead, 1, 1)
-        self._moments = MovingAverage((init or 0.0) * eye, scaled_identity)
-        self._mirrored = True  # the upper triangle of the moments is as new as the lower one
-        self.q = eye
+        self._gram = GramAverage(lead, size, init, options)
+        self.q = torch.eye(size, **options).repeat(*lead, 1, 1)
         # The same tensor unless rotations have another precision.
-        self._q = self.q.to(product_dtype(precision, size, eye.dtype, eye.device))
+        self._q = self.q.to(product_dtype(precision, size, self.q.dtype, self.q.device))
         self.values = torch.full((*lead, size), init or 0.0, **options)
         self.rotation_cost = size * size
-        self.decomposition_cost = eye.numel() * size
+        self.decomposition_cost = self.q.numel() * size
 
     @property
     def moments(self) -> Tensor:
-        """The moving average, ``(..., k, k)``."""
-        if not self._mirrored:
-            mirror_(self._moments.value)
-            self._mirrored = True
-        return self._moments.value
+        """The moving average of the moments, ``(..., k, k)``."""
+        return self._gram.value
 
     def update(self, x: Tensor, count: int) -> None:
         """Gather Σ xxᵀ."""
-        self._moments.add(gram(x), count)
+        self._gram.update(x, count)
 
     def commit(self, rate: float, first: bool) -> None:
-        """Blend into the moments; large ones below the diagonal only."""
-        self._mirrored = self._mirrored and not any(product.is_halved for product in self._moments.pending.products)
-        self._moments.blend(rate, first)
+        """Blend into the moments."""
+        self._gram.commit(rate, first)
 
     def averages(self) -> list[Averaged]:
         """The moments."""
-        return [self._moments.averaged()]
+        return [self._gram.averaged()]
 
     def add(self, x: Tensor, weight: float) -> None:
         """Add to the moments and to the values."""
-        rows = self.unrotate(x)
-        self.moments.add_(matmul(rows.mT, rows), alpha=weight)
+        self._gram.add(self.unrotate(x), weight)
         self.values.add_(x.square().sum(-2), alpha=weight)
 
     def decompose(self) -> list[Tensor] | None:
@@ -286,6 +324,9 @@ class IdentityBasis(Basis):
     def matrix(self) -> Tensor:
         """The identity ``(..., k, k)``."""
         return torch.diag_embed(torch.ones_like(self.values))
+
+    def sync(self) -> None:
+        """No-op: nothing is derived."""
 
     def diagonal(self) -> Tensor:
         """The diagonal itself."""

@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from eigenoise import checks
 from eigenoise.fisher.bases import Basis, FullBasis, IdentityBasis, SideChange
-from eigenoise.fisher.factored_basis import FactoredBasis
+from eigenoise.fisher.leading_basis import LeadingBasis
 from eigenoise.linalg.moving_average import Averaged
+from eigenoise.linalg.precision import PRECISIONS
 
 MAX_SIDE = 4609  # inputs and bias of a 3×3 convolution over 512 channels; eigh of it takes about ten seconds on a core
+MIN_SIZE_FOR_LEADING, MIN_RANK, AUTO_RANK = 256, 32, 1 / 16  # by default; benchmarks/learning_curves.py
 MIN_EIGENVALUE = 1e-15  # of a side that is divided by
 
 
@@ -21,15 +24,32 @@ class BasisOptions:
 
     Attributes:
         precision: of rotations and of squared gradients in the basis, see ``linalg.precision``.
-        fixed_input: Q_A stays the identity.
-        kernel: channels and taps of a convolution, if Q_A is to be factored into bases for taps and for channels.
+        rank: the share of a side's eigenvectors that its basis has, the leading ones; 1 for all of them. ``"auto"``
+            is a sixteenth, but at least 32, of sides from 256 on, and all of smaller ones.
         max_side: sides larger than this keep the identity as their basis.
     """
 
     precision: str = "float32"
-    fixed_input: bool = False
-    kernel: tuple[int, int] | None = None
+    rank: float | str = 1.0
     max_side: int = MAX_SIDE
+
+    def __post_init__(self) -> None:
+        checks.choice("precision", self.precision, PRECISIONS)
+        checks.integer("max_side", self.max_side)
+        if self.rank != "auto":
+            checks.number("basis_rank", self.rank, open_low=True, high=1.0)
+
+    def make(self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any]) -> Basis:
+        """The basis of a side; arguments as for ``FullBasis``."""
+        if size > self.max_side:
+            return IdentityBasis(lead, size, init, options)
+        if self.rank == "auto":
+            rank = size if size < MIN_SIZE_FOR_LEADING else max(MIN_RANK, round(AUTO_RANK * size))
+        else:
+            rank = max(1, round(float(self.rank) * size))
+        if 2 * rank < size:
+            return LeadingBasis(lead, size, rank, init, options, self.precision)
+        return FullBasis(lead, size, init, options, self.precision)
 
 
 @dataclass(frozen=True)
@@ -65,17 +85,10 @@ class KroneckerFactors:
 
     def __init__(self, shape: tuple[int, ...], init: float | None, options: dict[str, Any], basis: BasisOptions):
         *some, p, n = shape
-        self._max_side = basis.max_side
         lead, start = tuple(some), None if init is None else init**0.5  # so that S⊗A starts as init·I
         self.ndim = len(shape)
-        self.out: Basis = _side(lead, p, start, options, basis)
-        self.inputs: Basis
-        if basis.fixed_input:
-            self.inputs = IdentityBasis(lead, n, start, options)
-        elif basis.kernel is not None:
-            self.inputs = FactoredBasis(lead, n, basis.kernel, start, options)
-        else:
-            self.inputs = _side(lead, n, start, options, basis)
+        self.out = basis.make(lead, p, start, options)
+        self.inputs = basis.make(lead, n, start, options)
 
     def update(self, a: Tensor, g: Tensor, terms: int) -> None:
         """Gather from ``a (..., b, t, n)`` and ``g (..., v, b, t, p)``."""
@@ -153,23 +166,19 @@ class KroneckerFactors:
         return {**self.inputs.state("A", "in"), **self.out.state("S", "out")}
 
     def describe(self) -> list[str]:
-        """Which sides are too large to decompose."""
-        sides = {"outputs": self.out.size, "inputs": self.inputs.size}
-        return [f"{n} {side} are too many to decompose" for side, n in sides.items() if n > self._max_side]
+        """What is special about the bases."""
+        notes = []
+        for name, side in (("outputs", self.out), ("inputs", self.inputs)):
+            if isinstance(side, IdentityBasis):
+                notes.append(f"{side.size} {name} are too many to decompose")
+            elif isinstance(side, LeadingBasis):
+                notes.append(f"{side.rank} leading eigenvectors for {side.size} {name}")
+        return notes
 
     def sync(self) -> None:
         """Follow bases that were written to from outside."""
         for side in (self.out, self.inputs):
-            if isinstance(side, FullBasis):
-                side.sync()
-
-
-def _side(
-    lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any], basis: BasisOptions
-) -> FullBasis | IdentityBasis:
-    if size > basis.max_side:
-        return IdentityBasis(lead, size, init, options)
-    return FullBasis(lead, size, init, options, basis.precision)
+            side.sync()
 
 
 def _deviations(values: Tensor, damping: float) -> Tensor:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import torch
 from torch import nn
 
-from eigenoise.fisher import Eigen
+from eigenoise.fisher import BasisOptions, Eigen
 from eigenoise.fisher.kronecker_factors import MAX_SIDE
 from eigenoise.inference.posterior import Posterior
 from eigenoise.likelihoods import Likelihood
 from eigenoise.optim.blocks import NOISE_RAMP, Sampling
 from eigenoise.optim.natural_gradient import NaturalGradient
 from eigenoise.optim.statistics import Schedule
-from eigenoise.optim.structures import KroneckerFishers
+from eigenoise.optim.structures import kronecker_fishers
 
 
 @final
@@ -62,11 +62,9 @@ class NoisyEKFAC(NaturalGradient):
             sample a step.
         precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
-        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
-            the kernel's taps and one for the channels of each of their modes: far cheaper, another posterior.
-        fixed_inputs: names of layers whose basis on the side of the input stays the identity, which saves its
-            decompositions and rotations. Rotate the data by its principal components, and the first layer's is an
-            eigenbasis all the same.
+        basis_rank: the share of a side's eigenvectors that its basis has, the leading ones; the rest is an arbitrary
+            basis of their complement, which makes rotations cheap. 1 has all of them, as the paper does; ``"auto"`` a
+            sixteenth, but at least 32, of sides from 256 on, and all of smaller ones.
         max_side: sides with more rows than this, such as a vocabulary, keep the identity as their basis.
         samples: weight samples in one step: so many ``sampled_params()`` blocks come before each ``step()``, each with
             the loss of the whole batch, and ``step()`` uses their mean.
@@ -111,8 +109,7 @@ class NoisyEKFAC(NaturalGradient):
         noise_ramp: int = NOISE_RAMP,
         reuse_noise: bool | None = None,
         precision: str = "auto",
-        conv_basis: str = "full",
-        fixed_inputs: Sequence[str] = (),
+        basis_rank: float | str = "auto",
         max_side: int = MAX_SIDE,
         samples: int = 1,
         parallel: bool = False,
@@ -127,9 +124,7 @@ class NoisyEKFAC(NaturalGradient):
             raise ValueError(
                 f"damping_form={damping_form!r} says what R is reset to: give reinit_every as well, for instance 50"
             )
-        make_fisher = KroneckerFishers(
-            Eigen, damping_form, init, precision, conv_basis, fixed_inputs=fixed_inputs, max_side=max_side
-        )
+        basis = BasisOptions(precision, basis_rank, max_side)
         super().__init__(
             model,
             likelihood=likelihood,
@@ -145,7 +140,7 @@ class NoisyEKFAC(NaturalGradient):
                 "layer_clip": layer_clip,
                 "kl_clip": kl_clip,
             },
-            make_fisher=make_fisher,
+            make_fisher=kronecker_fishers(Eigen, damping_form, init, basis),
             schedule=Schedule(
                 stats_every, stats_every if scale_every is None else scale_every, refresh_every, reinit_every
             ),
@@ -161,7 +156,6 @@ class NoisyEKFAC(NaturalGradient):
             batch_dim=batch_dim,
             not_finite=not_finite,
         )
-        make_fisher.check_names(self.assignments)
 
 
 @final
@@ -205,11 +199,9 @@ class EKFAC(NaturalGradient):
             the moving averages forget at their own rates, as in the authors' code.
         precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
-        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
-            the kernel's taps and one for the channels of each of their modes: far cheaper, another posterior.
-        fixed_inputs: names of layers whose basis on the side of the input stays the identity, which saves its
-            decompositions and rotations. Rotate the data by its principal components, and the first layer's is an
-            eigenbasis all the same.
+        basis_rank: the share of a side's eigenvectors that its basis has, the leading ones; the rest is an arbitrary
+            basis of their complement, which makes rotations cheap. 1 has all of them, as the paper does; ``"auto"`` a
+            sixteenth, but at least 32, of sides from 256 on, and all of smaller ones.
         max_side: sides with more rows than this, such as a vocabulary, keep the identity as their basis.
         others: what parameters outside Linear and convolution layers get: ``"diagonal"``, a diagonal posterior, or
             ``"point"``, a point estimate.
@@ -247,8 +239,7 @@ class EKFAC(NaturalGradient):
         guard: bool = True,
         init: float | None = None,
         precision: str = "auto",
-        conv_basis: str = "full",
-        fixed_inputs: Sequence[str] = (),
+        basis_rank: float | str = "auto",
         max_side: int = MAX_SIDE,
         others: str = "diagonal",
         overrides: Mapping[str, str] | None = None,
@@ -260,9 +251,7 @@ class EKFAC(NaturalGradient):
             raise ValueError(
                 f"damping_form={damping_form!r} says what R is reset to: give reinit_every as well, for instance 50"
             )
-        make_fisher = KroneckerFishers(
-            Eigen, damping_form, init, precision, conv_basis, fixed_inputs=fixed_inputs, max_side=max_side
-        )
+        basis = BasisOptions(precision, basis_rank, max_side)
         super().__init__(
             model,
             likelihood=likelihood,
@@ -278,7 +267,7 @@ class EKFAC(NaturalGradient):
                 "layer_clip": layer_clip,
                 "kl_clip": kl_clip,
             },
-            make_fisher=make_fisher,
+            make_fisher=kronecker_fishers(Eigen, damping_form, init, basis),
             schedule=Schedule(
                 stats_every, stats_every if scale_every is None else scale_every, refresh_every, reinit_every
             ),
@@ -294,4 +283,3 @@ class EKFAC(NaturalGradient):
             batch_dim=batch_dim,
             not_finite=not_finite,
         )
-        make_fisher.check_names(self.assignments)

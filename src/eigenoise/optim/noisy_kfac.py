@@ -8,13 +8,13 @@ from typing import final
 import torch
 from torch import nn
 
-from eigenoise.fisher import Kronecker
+from eigenoise.fisher import BasisOptions, Kronecker
 from eigenoise.fisher.kronecker_factors import MAX_SIDE
 from eigenoise.likelihoods import Likelihood
 from eigenoise.optim.blocks import NOISE_RAMP, Sampling
 from eigenoise.optim.natural_gradient import NaturalGradient
 from eigenoise.optim.statistics import Schedule
-from eigenoise.optim.structures import KroneckerFishers
+from eigenoise.optim.structures import kronecker_fishers
 
 
 @final
@@ -55,8 +55,9 @@ class NoisyKFAC(NaturalGradient):
             sample a step.
         precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
-        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
-            the kernel's taps and one for the channels of each of their modes: far cheaper, another posterior.
+        basis_rank: the share of a side's eigenvectors that its basis has, the leading ones; the rest is an arbitrary
+            basis of their complement, which makes rotations cheap. 1 has all of them, as the paper does; ``"auto"`` a
+            sixteenth, but at least 32, of sides from 256 on, and all of smaller ones.
         max_side: sides with more rows than this, such as a vocabulary, keep the identity as their basis.
         samples: weight samples in one step: so many ``sampled_params()`` blocks come before each ``step()``, each with
             the loss of the whole batch, and ``step()`` uses their mean.
@@ -97,7 +98,7 @@ class NoisyKFAC(NaturalGradient):
         noise_ramp: int = NOISE_RAMP,
         reuse_noise: bool | None = None,
         precision: str = "auto",
-        conv_basis: str = "full",
+        basis_rank: float | str = "auto",
         max_side: int = MAX_SIDE,
         samples: int = 1,
         parallel: bool = False,
@@ -108,7 +109,7 @@ class NoisyKFAC(NaturalGradient):
         generator: torch.Generator | None = None,
         not_finite: str = "raise",
     ):
-        make_fisher = KroneckerFishers(Kronecker, damping_form, init, precision, conv_basis, max_side=max_side)
+        basis = BasisOptions(precision, basis_rank, max_side)
         super().__init__(
             model,
             likelihood=likelihood,
@@ -124,7 +125,7 @@ class NoisyKFAC(NaturalGradient):
                 "layer_clip": layer_clip,
                 "kl_clip": kl_clip,
             },
-            make_fisher=make_fisher,
+            make_fisher=kronecker_fishers(Kronecker, damping_form, init, basis),
             schedule=Schedule(stats_every, stats_every, refresh_every),
             sampling=Sampling(samples, parallel, antithetic, noise_ramp, generator),
             noisy=True,
@@ -175,8 +176,9 @@ class KFAC(NaturalGradient):
             the moving averages forget at their own rates, as in the authors' code.
         precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
-        conv_basis: ``"full"``, the paper's, decomposes a convolution's A as one matrix; ``"factored"`` into a basis for
-            the kernel's taps and one for the channels of each of their modes: far cheaper, another posterior.
+        basis_rank: the share of a side's eigenvectors that its basis has, the leading ones; the rest is an arbitrary
+            basis of their complement, which makes rotations cheap. 1 has all of them, as the paper does; ``"auto"`` a
+            sixteenth, but at least 32, of sides from 256 on, and all of smaller ones.
         max_side: sides with more rows than this, such as a vocabulary, keep the identity as their basis.
         others: what parameters outside Linear and convolution layers get: ``"diagonal"``, a diagonal posterior, or
             ``"point"``, a point estimate.
@@ -210,7 +212,7 @@ class KFAC(NaturalGradient):
         guard: bool = True,
         init: float | None = None,
         precision: str = "auto",
-        conv_basis: str = "full",
+        basis_rank: float | str = "auto",
         max_side: int = MAX_SIDE,
         others: str = "diagonal",
         overrides: Mapping[str, str] | None = None,
@@ -218,7 +220,7 @@ class KFAC(NaturalGradient):
         generator: torch.Generator | None = None,
         not_finite: str = "raise",
     ):
-        make_fisher = KroneckerFishers(Kronecker, damping_form, init, precision, conv_basis, max_side=max_side)
+        basis = BasisOptions(precision, basis_rank, max_side)
         super().__init__(
             model,
             likelihood=likelihood,
@@ -234,7 +236,7 @@ class KFAC(NaturalGradient):
                 "layer_clip": layer_clip,
                 "kl_clip": kl_clip,
             },
-            make_fisher=make_fisher,
+            make_fisher=kronecker_fishers(Kronecker, damping_form, init, basis),
             schedule=Schedule(stats_every, stats_every, refresh_every),
             sampling=Sampling(generator=generator),
             noisy=False,

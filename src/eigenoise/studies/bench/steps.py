@@ -138,5 +138,5 @@ STUDY: Mapping[str, MakeStepper] = MappingProxyType(
     }
 )
 MORE: Mapping[str, Mapping[str, MakeStepper]] = MappingProxyType(  # for single cases, by their names
-    {"a": {**_variants("a"), **STUDY}, **{case: _variants(case) for case in ("b", "c", "c+bn")}}
+    {"a": {**_variants("a"), **STUDY}, **{case: _variants(case) for case in ("b", "c")}}
 )

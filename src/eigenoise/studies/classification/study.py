@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from eigenoise import checks, models
-from eigenoise.optim.structures import CONV_BASES
 from eigenoise.parallel.ranks import Ranks
 from eigenoise.studies import runner
 from eigenoise.studies.classification.evaluation import EvaluationSets, corrupted_images
@@ -66,9 +65,6 @@ class Run(runner.Run):
         checks.integer("batch_size", self.batch_size, low=2)
         checks.integer("corrupted", self.corrupted, low=0)
         checks.number("width", self.width, open_low=True)
-        if "conv_basis" in self.options and not self.method.endswith("kfac"):
-            raise ValueError(f"conv_basis is for K-FAC and EK-FAC, not for {self.method}")
-        checks.choice("conv_basis", self.options.get("conv_basis", "full"), CONV_BASES)
         available = TRAIN_SIZE - VALIDATION_SIZE * self.validate
         if self.train_size > available:
             raise ValueError(f"train_size: expected at most {available:,}, got {self.train_size:,}")

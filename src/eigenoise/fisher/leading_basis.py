@@ -1,0 +1,157 @@
+"""A basis of a large side that is cheap to rotate into: its leading eigenvectors, and any basis for the rest.
+
+The second moments of a wide layer's inputs fall off quickly: most eigenvectors belong to eigenvalues far below any
+damping, and which basis their subspace has makes no difference there. Only the k leading eigenvectors are kept. The
+Householder reflections that map the first k unit vectors to them make up one orthogonal matrix in compact WY form,
+Q = I − Y·T·Yᵀ: its first k columns are the eigenvectors (up to sign), the others an orthonormal basis of the rest.
+A rotation costs 2·k instead of n multiplications for each number, and R is exact in this basis as in every other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from eigenoise import linalg
+from eigenoise.fisher.bases import Basis, GramAverage, MatrixChange
+from eigenoise.linalg.kronecker import matmul
+from eigenoise.linalg.moving_average import Averaged
+from eigenoise.linalg.precision import mixed_matmul, product_dtype
+
+ITERATIONS = 2  # of the subspace; it goes on from the last one, and R is exact in whatever basis that gives
+
+
+@final
+class LeadingBasis(Basis):
+    """The ``rank`` leading eigenvectors of a side, completed by Householder reflections.
+
+    Args:
+        lead: leading dimensions.
+        size: n.
+        rank: k.
+        init: the moments start as this times the identity, or None to start from the first statistics.
+        options: dtype and device.
+        precision: of rotations, see ``linalg.precision``.
+
+    Attributes:
+        vectors: ``(..., n, k)``, the leading eigenvectors.
+    """
+
+    def __init__(
+        self,
+        lead: tuple[int, ...],
+        size: int,
+        rank: int,
+        init: float | None,
+        options: dict[str, Any],
+        precision: str = "float32",
+    ):
+        self.size, self.rank = size, rank
+        self._gram = GramAverage(lead, size, init, options)
+        start = torch.randn(size, rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.vectors = torch.linalg.qr(start)[0].to(**options).repeat(*lead, 1, 1)
+        self.values = torch.full((*lead, size), init or 0.0, **options)
+        dtype = product_dtype(precision, size, self.vectors.dtype, self.vectors.device)
+        self._Y = torch.empty_like(self.vectors, dtype=dtype)  # (..., n, k)
+        self._W = torch.empty_like(self._Y)  # Y·Tᵀ
+        self.rotation_cost = 2 * rank * size
+        self.decomposition_cost = (ITERATIONS + 1) * rank * size * self.values.numel()
+        self.sync()
+
+    @property
+    def moments(self) -> Tensor:
+        """The moving average of the moments, ``(..., n, n)``."""
+        return self._gram.value
+
+    def update(self, x: Tensor, count: int) -> None:
+        """Gather Σ xxᵀ."""
+        self._gram.update(x, count)
+
+    def commit(self, rate: float, first: bool) -> None:
+        """Blend into the moments."""
+        self._gram.commit(rate, first)
+
+    def averages(self) -> list[Averaged]:
+        """The moments."""
+        return [self._gram.averaged()]
+
+    def add(self, x: Tensor, weight: float) -> None:
+        """Add to the moments and to the values."""
+        self._gram.add(self.unrotate(x), weight)
+        self.values.add_(x.square().sum(-2), alpha=weight)
+
+    def decompose(self) -> list[Tensor] | None:
+        """The leading eigenvectors, by subspace iteration from the current ones and a Rayleigh–Ritz step."""
+        moments, vectors = self.moments, self.vectors
+        for _ in range(ITERATIONS):
+            vectors, _ = torch.linalg.qr(matmul(moments, vectors))
+        small = linalg.eigh_psd(matmul(vectors.mT, matmul(moments, vectors)))
+        return None if small is None else [matmul(vectors, small[1])]
+
+    def decomposed(self) -> list[Tensor]:
+        """The leading eigenvectors."""
+        return [self.vectors]
+
+    def set_basis(self, decomposition: list[Tensor]) -> MatrixChange:
+        """Use new leading eigenvectors."""
+        old = self.matrix()
+        self.vectors.copy_(decomposition[0])
+        self.sync()
+        self.values.copy_(self.diagonal())
+        return MatrixChange(self.rotate_columns(old))
+
+    def sync(self) -> None:
+        """Reflections that map the first unit vectors to ``vectors``, after those were written to."""
+        reflectors, tau = torch.geqrf(self.vectors)
+        Y = reflectors.tril(-1)
+        Y.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        D, eye = torch.diag_embed(tau), torch.eye(self.rank, dtype=tau.dtype, device=tau.device)
+        T = torch.linalg.solve_triangular(eye + D @ (Y.mT @ Y).triu(1), D, upper=True, unitriangular=True)
+        self._Y.copy_(Y)
+        self._W.copy_(Y @ T.mT)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """x·Q = x − (x·Y)·Wᵀ."""
+        return self._reflect(x, self._Y, self._W)
+
+    def unrotate(self, x: Tensor) -> Tensor:
+        """x·Qᵀ = x − (x·W)·Yᵀ."""
+        return self._reflect(x, self._W, self._Y)
+
+    def rotate_columns(self, x: Tensor) -> Tensor:
+        """Qᵀ·x."""
+        return self._reflect_columns(x, self._W, self._Y)
+
+    def unrotate_columns(self, x: Tensor) -> Tensor:
+        """Q·x."""
+        return self._reflect_columns(x, self._Y, self._W)
+
+    def matrix(self) -> Tensor:
+        """Q, formed anew."""
+        eye = torch.eye(self.size, dtype=self.vectors.dtype, device=self.vectors.device)
+        return self.rotate(eye.expand(*self.vectors.shape[:-2], self.size, self.size))
+
+    def diagonal(self) -> Tensor:
+        """diag(QᵀAQ)."""
+        q = self.matrix()
+        return (q * (self.moments @ q)).sum(-2).clamp_min(0.0)
+
+    def state(self, moments: str, side: str) -> dict[str, Tensor]:
+        """Moments, the leading eigenvectors and the diagonal of the moments in the basis."""
+        return {moments: self.moments, f"q_{side}": self.vectors, f"values_{side}": self.values}
+
+    def _reflect(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """x − (x·left)·rightᵀ."""
+        if x.ndim == 2 and x.dtype == left.dtype:
+            return torch.addmm(x, torch.mm(x, left), right.mT, alpha=-1)
+        return x - mixed_matmul(matmul(x.to(left.dtype), left), right.mT, x.dtype)
+
+    def _reflect_columns(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        """x − left·(rightᵀ·x)."""
+        if x.ndim == 2 and x.dtype == left.dtype:
+            return torch.addmm(x, left, torch.mm(right.mT, x), alpha=-1)
+        if x.ndim > left.ndim:
+            left, right = left.unsqueeze(-3), right.unsqueeze(-3)
+        return x - mixed_matmul(left, matmul(right.mT, x.to(right.dtype)), x.dtype)
