@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dense import categorical_fisher, diagonal_in_basis, fisher_block
 from torch import nn
 
 import eigenoise as en
+from dense import categorical_fisher, diagonal_in_basis, fisher_block
 from eigenoise.fisher import BasisOptions, Eigen
 from eigenoise.fisher.bases import FullBasis, IdentityBasis
 from eigenoise.fisher.kronecker_factors import KroneckerFactors

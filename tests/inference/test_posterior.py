@@ -701,6 +701,15 @@ TAMPERED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Tensor]], Any], st
 }
 
 
+def test_files_are_checked_whatever_torchs_default_is(tmp_path: Path) -> None:
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)  # as compiling a model does
+    try:
+        test_a_file_that_was_tampered_with("no variance", tmp_path)
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
+
+
 @pytest.mark.parametrize("change", TAMPERED)
 def test_a_file_that_was_tampered_with(change: str, tmp_path: Path) -> None:
     path = tmp_path / "q"

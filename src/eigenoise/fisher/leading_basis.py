@@ -143,13 +143,13 @@ class LeadingBasis(Basis):
         return {moments: self.moments, f"q_{side}": self.vectors, f"values_{side}": self.values}
 
     def _reflect(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """x − (x·left)·rightᵀ."""
+        """X − (x·left)·rightᵀ."""
         if x.ndim == 2 and x.dtype == left.dtype:
             return torch.addmm(x, torch.mm(x, left), right.mT, alpha=-1)
         return x - mixed_matmul(matmul(x.to(left.dtype), left), right.mT, x.dtype)
 
     def _reflect_columns(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """x − left·(rightᵀ·x)."""
+        """X − left·(rightᵀ·x)."""
         if x.ndim == 2 and x.dtype == left.dtype:
             return torch.addmm(x, left, torch.mm(right.mT, x), alpha=-1)
         if x.ndim > left.ndim:

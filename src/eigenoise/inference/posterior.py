@@ -218,11 +218,11 @@ def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
         parts: list[Any] = [tensors[f"q/{name}/{part}"] for part in KINDS[about["kind"]]]
         q: Distribution
         if about["kind"] == "eigen":
-            q = EigenMatrixNormal(*parts)
+            q = EigenMatrixNormal(*parts, validate_args=True)  # compiling a model turns torch's default off
         elif about["kind"] == "matrix":
-            q = MatrixNormal(*parts)
+            q = MatrixNormal(*parts, validate_args=True)
         else:
-            q = Independent(Normal(*parts), about["event_dims"])
+            q = Independent(Normal(*parts, validate_args=True), about["event_dims"])
         params = tuple((param, tuple(shape)) for param, shape in about["params"])
         columns = [q.mean.numel()]
         if len(params) == 2:  # the bias is the last column

@@ -8,6 +8,7 @@ is no less than the square of their mean. So the guard makes it that, at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,14 +41,13 @@ def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate
     rate = min(rate, MAX_RATE)
     roots = [slot.fisher.inverse_root(damping) for slot, damping in zip(slots, dampings, strict=True)]
     ratios = torch._foreach_mul([slot.coordinates for slot in slots], roots)  # g/√(R + γ)
-    numbers = to_host([*(end for ratio in ratios for end in torch.aminmax(ratio)), loss])
+    numbers = to_host([*torch._foreach_norm(ratios, math.inf), loss])
     with np.errstate(over="ignore"):
-        numbers[:-1] *= numbers[:-1]
-    if not np.isfinite(numbers).all():
+        strains = rate * numbers[:-1].reshape(len(slots), -1).max(1) ** 2
+    if not math.isfinite(strains.sum() + numbers[-1].sum()):
         return
-    strains = numbers[:-1].reshape(len(slots), -1).max(1)
     for slot, damping, ratio, strain in zip(slots, dampings, ratios, strains, strict=True):
-        if rate * strain > 1:
+        if strain > 1:
             slot.fisher.raise_to(_surprising(slot, ratio, rate), rate, damping)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from eigenoise.fisher import BasisOptions, Diagonal, Fisher
 from eigenoise.layers.assignment import Assignment
 
+
 def diagonal_fisher(assignment: Assignment, init: float | None) -> Diagonal:
     """The diagonal Fisher of a layer, or of a bare parameter in its own shape."""
     shape = assignment.layer.shape
