@@ -534,7 +534,6 @@ def test_the_command_can_be_quiet_and_write_for_tensorboard(cache, tmp_path):
         (["--device", "cuda:9"], "device: expected one of cpu, got 'cuda:9'"),
         (["--batch-size", "65"], "batch_size: expected at most train_size"),
         (["--data", "/nowhere"], "could not be downloaded"),
-        (["--method", "noisy-ekfac,sgd", "--conv-basis", "full"], "not for sgd"),
     ],
 )
 def test_the_command_says_what_is_wrong(cache, tmp_path, monkeypatch, more, message):
