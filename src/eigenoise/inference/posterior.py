@@ -215,14 +215,14 @@ def _dismantle(q: Distribution) -> tuple[str, dict[str, Tensor], int]:
 def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
     entries = {}
     for name, about in meta["layout"].items():
-        parts: list[Any] = [tensors[f"q/{name}/{part}"] for part in KINDS[about["kind"]]]
-        q: Distribution
+        part = {part: tensors[f"q/{name}/{part}"] for part in KINDS[about["kind"]]}
+        q: Distribution  # checked always: compiling a model turns torch's own default off
         if about["kind"] == "eigen":
-            q = EigenMatrixNormal(*parts, validate_args=True)  # compiling a model turns torch's default off
+            q = EigenMatrixNormal(part["loc"], part["q_out"], part["q_in"], part["variance"], validate_args=True)
         elif about["kind"] == "matrix":
-            q = MatrixNormal(*parts, validate_args=True)
+            q = MatrixNormal(part["loc"], part["cov_out"], part["cov_in"], validate_args=True)
         else:
-            q = Independent(Normal(*parts, validate_args=True), about["event_dims"])
+            q = Independent(Normal(part["loc"], part["stddev"], validate_args=True), about["event_dims"])
         params = tuple((param, tuple(shape)) for param, shape in about["params"])
         columns = [q.mean.numel()]
         if len(params) == 2:  # the bias is the last column
