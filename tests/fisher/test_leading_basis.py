@@ -54,6 +54,18 @@ def test_rotations_are_products_with_its_matrix(lead):
     torch.testing.assert_close(basis.rotate_columns(batch), Q.unsqueeze(-3).mT @ batch, **TOL)
 
 
+@pytest.mark.parametrize("name", ["unrotate", "rotate_columns", "unrotate_columns"])
+def test_memory_is_reused_only_when_that_is_allowed(name):
+    rotate = getattr(learned((), refreshes=1), name)
+    x = torch.randn(SIZE, SIZE)
+    before = x.clone()
+    expected = rotate(x)
+    torch.testing.assert_close(x, before, atol=0, rtol=0)
+    result = rotate(x, overwrite=True)
+    assert result.data_ptr() == x.data_ptr()
+    torch.testing.assert_close(result, expected, **TOL)
+
+
 def test_a_change_of_basis_is_that_of_its_matrices():
     basis = learned(refreshes=1)
     old = basis.matrix()

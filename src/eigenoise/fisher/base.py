@@ -106,8 +106,8 @@ class Fisher(ABC):
         """QᵀV: coordinates of ``V`` ``(..., p, n)`` in the basis."""
 
     @abstractmethod
-    def unrotate(self, V: Tensor) -> Tensor:
-        """QV: back to weight coordinates."""
+    def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
+        """QV: back to weight coordinates, perhaps in the memory of ``V`` if it may be overwritten."""
 
     @abstractmethod
     def spectrum(self, damping: Damping) -> Tensor:
@@ -149,7 +149,7 @@ class Fisher(ABC):
 
     def solve(self, V: Tensor, damping: Damping) -> Tensor:
         """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``: rotate, rescale, rotate back."""
-        return self.unrotate(self.rescale(self.rotate(V), damping))
+        return self.unrotate(self.rescale(self.rotate(V), damping), overwrite=True)
 
     def rescale(self, V: Tensor, damping: Damping) -> Tensor:
         """(F + γI)⁻¹ on coordinates ``V (..., p, n)`` in the basis: the second stage of eq. 4."""
@@ -157,7 +157,7 @@ class Fisher(ABC):
 
     def root(self, X: Tensor, damping: Damping) -> Tensor:
         """L·X with LLᵀ = (F + γI)⁻¹, so that white noise X becomes a posterior sample (eq. 20)."""
-        return self.unrotate(X * self.inverse_root(damping))
+        return self.unrotate(X * self.inverse_root(damping), overwrite=True)
 
     def logdet(self, damping: Damping) -> Tensor:
         """Log det(F + γI), one number for each leading index."""

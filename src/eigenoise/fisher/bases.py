@@ -81,16 +81,21 @@ class Basis(ABC):
         """x·Q for rows ``x (..., r, k)``."""
 
     @abstractmethod
-    def unrotate(self, x: Tensor) -> Tensor:
-        """x·Qᵀ for rows ``x (..., r, k)``."""
+    def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
+        """x·Qᵀ for rows ``x (..., r, k)``; ``overwrite`` as for ``rotate_columns``."""
 
     @abstractmethod
-    def rotate_columns(self, x: Tensor) -> Tensor:
-        """Qᵀ·x for columns ``x (..., k, r)``, or ``(..., b, k, r)`` with one more axis after the leading ones."""
+    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
+        """Qᵀ·x for columns ``x (..., k, r)``, or ``(..., b, k, r)`` with one more axis after the leading ones.
+
+        Args:
+            x: the columns.
+            overwrite: whether the memory of ``x`` may be used for the result.
+        """
 
     @abstractmethod
-    def unrotate_columns(self, x: Tensor) -> Tensor:
-        """Q·x for columns ``x (..., k, r)``."""
+    def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
+        """Q·x for columns ``x (..., k, r)``; ``overwrite`` as for ``rotate_columns``."""
 
     @abstractmethod
     def matrix(self) -> Tensor:
@@ -238,16 +243,16 @@ class FullBasis(Basis):
         """x·Q."""
         return mixed_matmul(x, self._q, x.dtype)
 
-    def unrotate(self, x: Tensor) -> Tensor:
+    def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """x·Qᵀ."""
         return mixed_matmul(x, self._q.mT, x.dtype)
 
-    def rotate_columns(self, x: Tensor) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """Qᵀ·x."""
         q = self._q if x.ndim == self._q.ndim else self._q.unsqueeze(-3)
         return mixed_matmul(q.mT, x, x.dtype)
 
-    def unrotate_columns(self, x: Tensor) -> Tensor:
+    def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """Q·x."""
         return mixed_matmul(self._q, x, x.dtype)
 
@@ -309,15 +314,15 @@ class IdentityBasis(Basis):
         """The identity."""
         return x
 
-    def unrotate(self, x: Tensor) -> Tensor:
+    def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """The identity."""
         return x
 
-    def rotate_columns(self, x: Tensor) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """The identity."""
         return x
 
-    def unrotate_columns(self, x: Tensor) -> Tensor:
+    def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """The identity."""
         return x
 

@@ -82,7 +82,7 @@ class Diagonal(Fisher):
         """The identity."""
         return V
 
-    def unrotate(self, V: Tensor) -> Tensor:
+    def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
         """The identity."""
         return V
 

@@ -124,9 +124,9 @@ class Eigen(Fisher):
         """Q_SᵀVQ_A."""
         return self.factors.rotate(V)
 
-    def unrotate(self, V: Tensor) -> Tensor:
+    def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
         """Q_SVQ_Aᵀ."""
-        return self.factors.unrotate(V)
+        return self.factors.unrotate(V, overwrite)
 
     def spectrum(self, damping: Damping) -> Tensor:
         """R + γ (eq. 14)."""

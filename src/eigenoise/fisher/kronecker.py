@@ -84,9 +84,9 @@ class Kronecker(Fisher):
         """Q_SᵀVQ_A."""
         return self.factors.rotate(V)
 
-    def unrotate(self, V: Tensor) -> Tensor:
+    def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
         """Q_SVQ_Aᵀ."""
-        return self.factors.unrotate(V)
+        return self.factors.unrotate(V, overwrite)
 
     def spectrum(self, damping: Damping) -> Tensor:
         """Λ_S⊗Λ_A + γ, or (Λ_S + √γ/π)⊗(Λ_A + π√γ) (eq. 11)."""

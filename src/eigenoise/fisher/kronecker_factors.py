@@ -151,12 +151,19 @@ class KroneckerFactors:
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""
-        return self.out.rotate_columns(self.inputs.rotate(V))
+        rotated = self.inputs.rotate(V)
+        return self.out.rotate_columns(rotated, overwrite=rotated is not V)
 
-    def unrotate(self, V: Tensor) -> Tensor:
-        """Q_SVQ_Aᵀ, of ``(..., p, n)`` or of k matrices ``(k, ..., p, n)`` at once."""
+    def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
+        """Q_SVQ_Aᵀ, of ``(..., p, n)`` or of k matrices ``(k, ..., p, n)`` at once.
+
+        Args:
+            V: the coordinates.
+            overwrite: whether the memory of ``V`` may be used for the result.
+        """
         if V.ndim == self.ndim:
-            return self.out.unrotate_columns(self.inputs.unrotate(V))
+            half = self.inputs.unrotate(V, overwrite)
+            return self.out.unrotate_columns(half, overwrite or half is not V)
         k, p = V.shape[0], V.shape[-2]  # one product for all k; no copy if memory has the order (..., p, k, n)
         columns = self.out.unrotate_columns(V.movedim(0, -2).flatten(-2)).unflatten(-1, (k, -1))
         return self.inputs.unrotate(columns.flatten(-3, -2)).unflatten(-2, (p, k)).movedim(-2, 0)

@@ -114,19 +114,19 @@ class LeadingBasis(Basis):
 
     def rotate(self, x: Tensor) -> Tensor:
         """x·Q = x − (x·Y)·Wᵀ."""
-        return self._reflect(x, self._Y, self._W)
+        return self._reflect(x, self._Y, self._W, False)
 
-    def unrotate(self, x: Tensor) -> Tensor:
+    def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """x·Qᵀ = x − (x·W)·Yᵀ."""
-        return self._reflect(x, self._W, self._Y)
+        return self._reflect(x, self._W, self._Y, overwrite)
 
-    def rotate_columns(self, x: Tensor) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """Qᵀ·x."""
-        return self._reflect_columns(x, self._W, self._Y)
+        return self._reflect_columns(x, self._W, self._Y, overwrite)
 
-    def unrotate_columns(self, x: Tensor) -> Tensor:
+    def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """Q·x."""
-        return self._reflect_columns(x, self._Y, self._W)
+        return self._reflect_columns(x, self._Y, self._W, overwrite)
 
     def matrix(self) -> Tensor:
         """Q, formed anew."""
@@ -142,16 +142,16 @@ class LeadingBasis(Basis):
         """Moments, the leading eigenvectors and the diagonal of the moments in the basis."""
         return {moments: self.moments, f"q_{side}": self.vectors, f"values_{side}": self.values}
 
-    def _reflect(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """X − (x·left)·rightᵀ."""
+    def _reflect(self, x: Tensor, left: Tensor, right: Tensor, overwrite: bool) -> Tensor:
+        """The rows minus (x·left)·rightᵀ."""
         if x.ndim == 2 and x.dtype == left.dtype:
-            return torch.addmm(x, torch.mm(x, left), right.mT, alpha=-1)
+            return torch.addmm(x, torch.mm(x, left), right.mT, alpha=-1, out=x if overwrite else None)
         return x - mixed_matmul(matmul(x.to(left.dtype), left), right.mT, x.dtype)
 
-    def _reflect_columns(self, x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """X − left·(rightᵀ·x)."""
+    def _reflect_columns(self, x: Tensor, left: Tensor, right: Tensor, overwrite: bool) -> Tensor:
+        """The columns minus left·(rightᵀ·x)."""
         if x.ndim == 2 and x.dtype == left.dtype:
-            return torch.addmm(x, left, torch.mm(right.mT, x), alpha=-1)
+            return torch.addmm(x, left, torch.mm(right.mT, x), alpha=-1, out=x if overwrite else None)
         if x.ndim > left.ndim:
             left, right = left.unsqueeze(-3), right.unsqueeze(-3)
         return x - mixed_matmul(left, matmul(right.mT, x.to(right.dtype)), x.dtype)

@@ -86,12 +86,12 @@ class FisherSlot(Slot):
         root = self.fisher.inverse_root(self.damping(group))  # another tensor whenever the spectrum has changed
         if bool(self._waiting) and self._drawn_with[0] is root and self._drawn_with[1] == posterior_scale(group):
             self._waiting.fill_(False)
-            torch.sub(self.mean, self._deviation, alpha=ramp, out=self.sample)
+            torch.sub(self.mean, self._deviation, alpha=ramp * posterior_scale(group) ** 0.5, out=self.sample)
             return
-        torch.mul(self._draw_deviation(generator, group), posterior_scale(group) ** 0.5, out=self._deviation)
+        self._deviation = self._draw_deviation(generator, group)
         self._waiting.fill_(True)
         self._drawn_with = root, posterior_scale(group)
-        torch.add(self.mean, self._deviation, alpha=ramp, out=self.sample)
+        torch.add(self.mean, self._deviation, alpha=ramp * posterior_scale(group) ** 0.5, out=self.sample)
 
     def _draw_deviation(self, generator: torch.Generator, group: Group) -> Tensor:
         """From N(0, (F + γ_in·I)⁻¹)."""
@@ -131,7 +131,7 @@ class FisherSlot(Slot):
         """Mean ← mean − rate·direction, which is given as coordinates (the last stage of eq. 4); keep the momentum."""
         if isinstance(rate, Tensor):
             direction, rate = direction.mul_(rate), 1.0
-        self.mean.sub_(self.fisher.unrotate(direction), alpha=rate)
+        self.mean.sub_(self.fisher.unrotate(direction, overwrite=True), alpha=rate)
         self.momentum = self.coordinates
         self.updates += 1
 

@@ -41,9 +41,10 @@ def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate
     rate = min(rate, MAX_RATE)
     roots = [slot.fisher.inverse_root(damping) for slot, damping in zip(slots, dampings, strict=True)]
     ratios = torch._foreach_mul([slot.coordinates for slot in slots], roots)  # g/√(R + γ)
-    numbers = to_host([*torch._foreach_norm(ratios, math.inf), loss])
+    extremes = [extreme for ratio in ratios for extreme in torch.aminmax(ratio)]
+    numbers = to_host([*extremes, loss])
     with np.errstate(over="ignore"):
-        strains = rate * numbers[:-1].reshape(len(slots), -1).max(1) ** 2
+        strains = rate * (numbers[:-1].reshape(len(slots), -1) ** 2).max(1)
     if not math.isfinite(strains.sum() + numbers[-1].sum()):
         return
     for slot, damping, ratio, strain in zip(slots, dampings, ratios, strains, strict=True):
