@@ -1,4 +1,4 @@
-"""Rotations and statistics in bfloat16: within stated bounds of the dense oracle, and float32 as it was."""
+"""Rotations in bfloat16: within stated bounds of the dense oracle, and statistics as they were."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ def test_bfloat16_is_within_its_bound_of_the_dense_oracle(kind, what):
     torch.testing.assert_close(getattr(high, what)(V, *more).double(), wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_r_in_bfloat16_is_within_its_bound():
-    low, high = (structure(Eigen, 20, precision=name) for name in ("bfloat16", "float32"))
-    assert low.R.dtype == torch.float32
-    torch.testing.assert_close(low.R.sum(), high.R.sum(), rtol=0.02, atol=0.0)
-    assert float((low.R - high.R).norm() / high.R.norm()) < 0.05
-    torch.testing.assert_close(low.factors.inputs.moments, high.factors.inputs.moments)  # not lowered
+@pytest.mark.parametrize("rank", [1.0, 0.2])
+def test_statistics_are_not_lowered(rank):
+    low, high = (structure(Eigen, 20, precision=name, rank=rank) for name in ("bfloat16", "float32"))
+    torch.testing.assert_close(low.R, high.R)
+    torch.testing.assert_close(low.factors.inputs.moments, high.factors.inputs.moments)
 
 
 @pytest.mark.parametrize("fast", [False, True])

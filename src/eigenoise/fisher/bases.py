@@ -77,20 +77,27 @@ class Basis(ABC):
         """Use a decomposition; returns the change of basis, None if there is none."""
 
     @abstractmethod
-    def rotate(self, x: Tensor) -> Tensor:
-        """x·Q for rows ``x (..., r, k)``."""
+    def rotate(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        """x·Q for rows ``x (..., r, k)``.
+
+        Args:
+            x: the rows.
+            exact: in the weights' dtype, whatever precision rotations have. What is squared afterwards wants that, or
+                the rounding of large directions would be what small ones are made of.
+        """
 
     @abstractmethod
     def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """x·Qᵀ for rows ``x (..., r, k)``; ``overwrite`` as for ``rotate_columns``."""
 
     @abstractmethod
-    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False, *, exact: bool = False) -> Tensor:
         """Qᵀ·x for columns ``x (..., k, r)``, or ``(..., b, k, r)`` with one more axis after the leading ones.
 
         Args:
             x: the columns.
             overwrite: whether the memory of ``x`` may be used for the result.
+            exact: as for ``rotate``.
         """
 
     @abstractmethod
@@ -239,17 +246,18 @@ class FullBasis(Basis):
         if self._q is not self.q:
             self._q.copy_(self.q)
 
-    def rotate(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """x·Q."""
-        return mixed_matmul(x, self._q, x.dtype)
+        return mixed_matmul(x, self.q if exact else self._q, x.dtype)
 
     def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """x·Qᵀ."""
         return mixed_matmul(x, self._q.mT, x.dtype)
 
-    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False, *, exact: bool = False) -> Tensor:
         """Qᵀ·x."""
-        q = self._q if x.ndim == self._q.ndim else self._q.unsqueeze(-3)
+        q = self.q if exact else self._q
+        q = q if x.ndim == q.ndim else q.unsqueeze(-3)
         return mixed_matmul(q.mT, x, x.dtype)
 
     def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
@@ -310,7 +318,7 @@ class IdentityBasis(Basis):
     def set_basis(self, decomposition: list[Tensor]) -> None:
         """No-op: the basis never changes."""
 
-    def rotate(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """The identity."""
         return x
 
@@ -318,7 +326,7 @@ class IdentityBasis(Basis):
         """The identity."""
         return x
 
-    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False, *, exact: bool = False) -> Tensor:
         """The identity."""
         return x
 

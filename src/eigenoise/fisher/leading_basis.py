@@ -54,8 +54,8 @@ class LeadingBasis(Basis):
         self.vectors = torch.linalg.qr(start)[0].to(**options).repeat(*lead, 1, 1)
         self.values = torch.full((*lead, size), init or 0.0, **options)
         dtype = product_dtype(precision, size, self.vectors.dtype, self.vectors.device)
-        self._Y = torch.empty_like(self.vectors, dtype=dtype)  # (..., n, k)
-        self._W = torch.empty_like(self._Y)  # Y·Tᵀ
+        self._exact = torch.empty_like(self.vectors), torch.empty_like(self.vectors)  # Y and W = Y·Tᵀ, (..., n, k)
+        self._Y, self._W = (part.to(dtype) for part in self._exact)  # the same tensors unless precision is lower
         self.rotation_cost = 2 * rank * size
         self.decomposition_cost = (ITERATIONS + 1) * rank * size * self.values.numel()
         self.sync()
@@ -100,7 +100,7 @@ class LeadingBasis(Basis):
         self.vectors.copy_(decomposition[0])
         self.sync()
         self.values.copy_(self.diagonal())
-        return MatrixChange(self.rotate_columns(old))
+        return MatrixChange(self.rotate_columns(old, exact=True))
 
     def sync(self) -> None:
         """Reflections that map the first unit vectors to ``vectors``, after those were written to."""
@@ -109,20 +109,24 @@ class LeadingBasis(Basis):
         Y.diagonal(dim1=-2, dim2=-1).fill_(1.0)
         D, eye = torch.diag_embed(tau), torch.eye(self.rank, dtype=tau.dtype, device=tau.device)
         T = torch.linalg.solve_triangular(eye + D @ (Y.mT @ Y).triu(1), D, upper=True, unitriangular=True)
-        self._Y.copy_(Y)
-        self._W.copy_(Y @ T.mT)
+        for part, exact, value in zip((self._Y, self._W), self._exact, (Y, Y @ T.mT), strict=True):
+            exact.copy_(value)
+            if part is not exact:
+                part.copy_(value)
 
-    def rotate(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """x·Q = x − (x·Y)·Wᵀ."""
-        return self._reflect(x, self._Y, self._W, False)
+        Y, W = self._exact if exact else (self._Y, self._W)
+        return self._reflect(x, Y, W, False)
 
     def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """x·Qᵀ = x − (x·W)·Yᵀ."""
         return self._reflect(x, self._W, self._Y, overwrite)
 
-    def rotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False, *, exact: bool = False) -> Tensor:
         """Qᵀ·x."""
-        return self._reflect_columns(x, self._W, self._Y, overwrite)
+        Y, W = self._exact if exact else (self._Y, self._W)
+        return self._reflect_columns(x, W, Y, overwrite)
 
     def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """Q·x."""
@@ -131,7 +135,7 @@ class LeadingBasis(Basis):
     def matrix(self) -> Tensor:
         """Q, formed anew."""
         eye = torch.eye(self.size, dtype=self.vectors.dtype, device=self.vectors.device)
-        return self.rotate(eye.expand(*self.vectors.shape[:-2], self.size, self.size))
+        return self.rotate(eye.expand(*self.vectors.shape[:-2], self.size, self.size), exact=True)
 
     def diagonal(self) -> Tensor:
         """diag(QᵀAQ)."""

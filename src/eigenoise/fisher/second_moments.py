@@ -22,10 +22,10 @@ class Rotation(Protocol):
 
     rotation_cost: int  # multiplications for one row
 
-    def rotate(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """x·Q."""
 
-    def rotate_columns(self, x: Tensor) -> Tensor:
+    def rotate_columns(self, x: Tensor, overwrite: bool = False, *, exact: bool = False) -> Tensor:
         """Qᵀ·x for ``x (..., [b,] k, r)``."""
 
 
@@ -63,7 +63,7 @@ def squared_gradients(
         rotate_first = t == 1 or t * per_row <= per_example
     if rotate_first and out is not None and inputs is not None:
         a = _rotated(a, inputs)
-        g = out.rotate(g.flatten(-4, -2)).unflatten(-2, (v, b, t))
+        g = out.rotate(g.flatten(-4, -2), exact=True).unflatten(-2, (v, b, t))
     if rotate_first and t <= MAX_POSITIONS_FOR_PAIRS:
         return _over_pairs(a, g)
     lead = a.shape[:-3].numel()
@@ -72,7 +72,7 @@ def squared_gradients(
     for a_part, g_part in zip(a.split(size, -3), g.split(size, -3), strict=True):
         gradients = (g_part.mT @ a_part.unsqueeze(-4)).flatten(-4, -3)  # (..., v·b, p, n)
         if not rotate_first and out is not None and inputs is not None:
-            gradients = out.rotate_columns(_rotated(gradients, inputs))
+            gradients = out.rotate_columns(_rotated(gradients, inputs), exact=True)
         total += gradients.square_().sum(-3)
     return total
 
@@ -91,4 +91,4 @@ def _over_pairs(a: Tensor, g: Tensor) -> Product:
 
 def _rotated(x: Tensor, basis: Rotation) -> Tensor:
     """``x (..., b, t, k)`` in the basis, as one product for each leading index."""
-    return basis.rotate(x.flatten(-3, -2)).unflatten(-2, x.shape[-3:-1])
+    return basis.rotate(x.flatten(-3, -2), exact=True).unflatten(-2, x.shape[-3:-1])

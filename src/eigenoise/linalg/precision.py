@@ -1,7 +1,7 @@
 """Precision is a decision, made once: which products may be bfloat16.
 
-Rotations into an eigenbasis and squared gradients in it bear bfloat16. Second moments, sums, moving averages and
-eigendecompositions keep the dtype of the weights.
+Rotations of gradients, steps and noise bear bfloat16. Statistics, among them the squares of rotated gradients, moving
+averages and eigendecompositions keep the dtype of the weights.
 """
 
 from __future__ import annotations

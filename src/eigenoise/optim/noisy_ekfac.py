@@ -60,7 +60,7 @@ class NoisyEKFAC(NaturalGradient):
         reuse_noise: draw and rotate noise once for two steps, +E then −E, unless the posterior's covariance has changed
             in between: cheaper steps whose weights still have q's distribution. None: where one process draws one
             sample a step.
-        precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
+        precision: of rotations in the step: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
         basis_rank: the share of a side's eigenvectors that its basis has, the leading ones; the rest is an arbitrary
             basis of their complement, which makes rotations cheap. 1 has all of them, as the paper does; ``"auto"`` a
@@ -197,7 +197,7 @@ class EKFAC(NaturalGradient):
             as in the paper, a direction that was flat for long and suddenly matters can throw the mean away.
         init: None: the Fisher starts from the first statistics. A number: it starts as that times the identity, which
             the moving averages forget at their own rates, as in the authors' code.
-        precision: of rotations and of R's statistics: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
+        precision: of rotations in the step: ``"float32"`` keeps the weights' dtype, ``"bfloat16"`` lowers it,
             ``"auto"`` lowers it for large layers where the hardware multiplies bfloat16 faster.
         basis_rank: the share of a side's eigenvectors that its basis has, the leading ones; the rest is an arbitrary
             basis of their complement, which makes rotations cheap. 1 has all of them, as the paper does; ``"auto"`` a
