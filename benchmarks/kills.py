@@ -4,7 +4,7 @@
 
 Every process goes on from the last good checkpoint, saves after each pass, and is killed at a moment drawn from as long
 as five passes take. The counts are written to benchmarks/results/kills.json: kills, those that left a checkpoint
-half written, the passes that were done in vain, and whether the result was the same, bit for bit.
+half written, the passes that were repeated, and whether the result was the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def trial(method: str, kills: int, seed: int) -> dict:
 
 
 def show(results: dict) -> None:
-    print(f"{'method':12} {'kills':>6} {'half a file':>12} {'passes':>7} {'in vain':>8}  same result, bit for bit")
+    print(f"{'method':12} {'kills':>6} {'half a file':>12} {'passes':>7} {'repeated':>8}  same result, bit for bit")
     for method, found in results["methods"].items():
         end = "yes" if found["same_bytes"] else "NO"
         print(

@@ -129,7 +129,7 @@ def measured(count: int, together: bool, rounds: int) -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     one = results["together"]["1"]["images_per_second"]
-    heads = f"{'processes':>9} {'images/s':>9} {'times one':>10} {'strangers':>10} {'MB each':>8}"
+    heads = f"{'processes':>9} {'images/s':>9} {'times one':>10} {'apart':>10} {'MB each':>8}"
     print(f"{heads}  all-reduced, broadcast (millions)")
     for count, own in results["together"].items():
         apart = results["apart"].get(count, {}).get("images_per_second", one)

@@ -547,4 +547,4 @@ def _at_steps_of_their_own():
 
 def test_three_ranks_at_three_steps_all_say_so_the_middle_one_too():
     for k, said in enumerate(processes.run(3, _at_steps_of_their_own)):
-        assert f"this process is at step {1 + k}, others are elsewhere" in said
+        assert f"expected all processes at the same step, got {1 + k} in this one" in said

@@ -133,7 +133,7 @@ class LeadingBasis(Basis):
         return self._reflect_columns(x, self._Y, self._W, overwrite)
 
     def matrix(self) -> Tensor:
-        """Q, formed anew."""
+        """Q, formed at each call."""
         eye = torch.eye(self.size, dtype=self.vectors.dtype, device=self.vectors.device)
         return self.rotate(eye.expand(*self.vectors.shape[:-2], self.size, self.size), exact=True)
 

@@ -1,8 +1,7 @@
 """Batch norm under weight noise.
 
-Its running averages gather what the layers below gave with weights that were another sample at every step, and from
-long ago. They fit neither the mean nor any one sample, so before a network is tested they are taken anew, with the
-weights that it is tested with.
+Its running averages mix the outputs of many weight samples, some of them many steps old. They fit neither the mean nor
+any one sample, so they are recomputed before a test, with the weights that are tested.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @torch.no_grad()
 def settle_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
-    """Set the running averages of every batch norm to their means over ``batches``, with the weights of now.
+    """Set the running averages of every batch norm to their means over ``batches``, with the current weights.
 
     A model without batch norm is not run. Training mode and momenta are left as they were, and so are the averages if
     something goes wrong.

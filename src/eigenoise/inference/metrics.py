@@ -90,9 +90,7 @@ def auroc(known: Tensor, strange: Tensor) -> float:
 
 def _check_classes(probs: Tensor, y: Tensor) -> None:
     if probs.ndim != 2 or not len(probs):
-        raise ValueError(f"probs must have the shape (b, c), but {tuple(probs.shape)} came")
+        raise ValueError(f"probs must have the shape (b, c), got {tuple(probs.shape)}")
     checks.shape("y", y, (len(probs),))
     if not 0 <= int(y.min()) <= int(y.max()) < probs.shape[-1]:
-        raise ValueError(
-            f"y must be classes from 0 to {probs.shape[-1] - 1}, but {int(y.min())} to {int(y.max())} came"
-        )
+        raise ValueError(f"y must be classes from 0 to {probs.shape[-1] - 1}, got {int(y.min())} to {int(y.max())}")

@@ -35,12 +35,12 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
     if isinstance(model, DistributedDataParallel):
         if model.static_graph:
             raise ValueError(
-                "DistributedDataParallel(static_graph=True) has no place for the backward passes that statistics take "
-                "at some steps: leave static_graph out"
+                "DistributedDataParallel(static_graph=True) expects the same backward pass at every step, but "
+                "statistics take one more at some: leave static_graph out"
             )
         group = model.process_group
         return model.module, (Ranks(group) if dist.get_world_size(group) > 1 else None)
-    if not isinstance(model, nn.Module):  # said elsewhere
+    if not isinstance(model, nn.Module):  # the optimiser's own check says so
         return model, None
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
@@ -51,13 +51,13 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
     if sharded or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(
             f"the model's weights{f', such as {sharded[0]!r},' if sharded else ''} are divided between processes "
-            "(fully_shard, FSDP or tensor parallel): a layer's posterior turns whole matrices into its eigenbasis, "
-            "which no process then has; wrap the model in DistributedDataParallel instead"
+            "(fully_shard, FSDP or tensor parallel), but a posterior needs whole matrices: wrap the model in "
+            "DistributedDataParallel instead"
         )
     return model, None
 
 
-class _LooksForWrapping:
+class _WrappingCheck:
     """A hook before a model's forward pass, until the first one of a training block."""
 
     def __init__(self, blocks: Inside):
@@ -76,10 +76,10 @@ class _LooksForWrapping:
             )
 
     def __reduce__(self) -> Any:
-        return _nothing, ()  # a copy of the model has no optimiser
+        return _ignore_hook, ()  # a copy of the model has no optimiser
 
 
-def _nothing() -> Any:
+def _ignore_hook() -> Any:
     return _ignored
 
 
@@ -90,5 +90,5 @@ def _ignored(module: nn.Module, inputs: Any) -> None:
 def refuse_wrapping_later(model: nn.Module, blocks: Inside) -> None:
     """Make the first training pass of a bare ``model`` an error if it happens inside ``DistributedDataParallel``."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        look = _LooksForWrapping(blocks)
-        look.handle = model.register_forward_pre_hook(look)
+        check = _WrappingCheck(blocks)
+        check.handle = model.register_forward_pre_hook(check)

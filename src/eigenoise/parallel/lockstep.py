@@ -17,7 +17,7 @@ class Lockstep:
 
     Args:
         ranks: the processes, or None if there is only this one.
-        generator: source of this process's noise, seeded anew for every step if there are others.
+        generator: source of this process's noise, reseeded at every step if there are others.
 
     Attributes:
         seed: the first process's, from which all noise follows.
@@ -55,7 +55,8 @@ class Lockstep:
         self.ranks.average_([found])
         if found[1:].tolist() != place:
             raise RuntimeError(
-                f"this process is at step {step}, others are elsewhere: all must load the same state dict, or none"
+                f"expected all processes at the same step, got {step} in this one: load the same state dict in all, or in "
+                "none"
             )
         if step % OFTEN == 0 or not self._checked:
             self.ranks.refuse_different(

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eigenoise.inference import metrics
 from eigenoise.inference.batch_norm import settle_batch_norm
 from eigenoise.inference.forward import evaluating
 from eigenoise.studies.data import Images
-from eigenoise.studies.data.transforms import CORRUPTIONS, corrupt
-
-if TYPE_CHECKING:
-    from eigenoise.studies.classification.training import Training
+from eigenoise.studies.data.transforms import CORRUPTIONS, Normalise, corrupt
 
 CHUNK = 500  # images per forward pass
 SETTLING_BATCHES = 8  # that batch norm's averages are recomputed with
 
 OnPass = Callable[[], None]
+
+
+class Trained(Protocol):
+    """A network with its optimiser and its training images."""
+
+    model: nn.Module
+    optimizer: Any
+    images: Images
+    normalise: Normalise
+
+    def batches(self, count: int) -> Iterator[Tensor]:
+        """The first ``count`` batches of training images, normalised."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class EvaluationSets:
     samples: int = 10
 
 
-def evaluate(training: Training, images: EvaluationSets, on_pass: OnPass = lambda: None) -> dict[str, dict[str, Any]]:
+def evaluate(training: Trained, images: EvaluationSets, on_pass: OnPass = lambda: None) -> dict[str, dict[str, Any]]:
     """Scores the predictions of the mean and, for a noisy method, of averaged samples.
 
     Args:
@@ -71,7 +80,7 @@ def evaluate(training: Training, images: EvaluationSets, on_pass: OnPass = lambd
 
 
 def probabilities(
-    training: Training, sets: Mapping[str, Tensor], samples: int, on_pass: OnPass = lambda: None
+    training: Trained, sets: Mapping[str, Tensor], samples: int, on_pass: OnPass = lambda: None
 ) -> dict[str, dict[str, Tensor]]:
     """Class probabilities ``(N, c)`` of each set of images, under ``"mean"`` and, for a noisy method, ``"samples"``.
 
@@ -104,7 +113,7 @@ def probabilities(
     return result
 
 
-def _one_pass(training: Training, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _one_pass(training: Trained, sets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     model, normalise = training.model, training.normalise
     settle_batch_norm(model, training.batches(SETTLING_BATCHES))
     with evaluating(model), torch.no_grad():
