@@ -17,11 +17,12 @@ test: check  ## lint, types and the whole test suite: what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 MINIMUM := .venv-minimum
+MINIMUM_TESTS ?= tests --ignore tests/test_docs.py
 test-minimum:  ## the tests with the oldest versions that pyproject.toml promises
 	$(PYTHON) -m venv $(MINIMUM)
 	$(MINIMUM)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints-minimum.txt \
 		-e ".[demo,parquet,tensorboard]" pytest pytest-xdist hypothesis
-	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -n auto --maxprocesses 4 --ignore tests/test_docs.py
+	OMP_NUM_THREADS=1 $(MINIMUM)/bin/python -m pytest -n auto --maxprocesses 4 $(MINIMUM_TESTS)
 
 check: $(VENV)/.ready  ## lint, format, types and the order of imports
 	$(BIN)/ruff check .

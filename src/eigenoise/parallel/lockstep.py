@@ -55,8 +55,8 @@ class Lockstep:
         self.ranks.average_([found])
         if found[1:].tolist() != place:
             raise RuntimeError(
-                f"expected all processes at the same step, got {step} in this one: load the same state dict in all, or in "
-                "none"
+                f"expected all processes at the same step, got {step} in this one: load the same state dict in all of "
+                "them, or in none"
             )
         if step % OFTEN == 0 or not self._checked:
             self.ranks.refuse_different(
