@@ -1,11 +1,13 @@
-"""Lightning: return the optimiser from configure_optimizers, and nothing else changes.
+"""Lightning: return the optimiser from configure_optimizers; gradient accumulation needs one callback.
 
-Lightning hands the training step to ``optimizer.step`` as a closure, and a closure is run under sampled weights.
+Lightning hands the training step to ``optimizer.step`` as a closure, and a closure is run under sampled weights. With
+``accumulate_grad_batches`` only the last part of a batch comes that way; the callback samples weights for the others.
 
-pip install lightning; python examples/lightning_module.py [--steps 600]
+pip install lightning; python examples/lightning_module.py [--steps 600] [--accumulate 2]
 """
 
 import argparse
+import contextlib
 import logging
 import warnings
 
@@ -37,9 +39,28 @@ class Digits(lightning.LightningModule):
         return en.predict(self.model, self.optimizers().optimizer, batch[0]).probs
 
 
+class SampledMicroBatches(lightning.Callback):
+    """Runs the parts of an accumulated batch under sampled weights, as ``step(closure)`` does with the last one."""
+
+    def __init__(self):
+        self.block = contextlib.ExitStack()
+
+    def on_train_batch_start(self, trainer, module, batch, i):
+        steps_now = (i + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        if not steps_now:
+            self.block.enter_context(trainer.optimizers[0].sampled_params())
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, i):
+        self.block.close()
+
+    def on_exception(self, trainer, module, exception):
+        self.block.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--accumulate", type=int, default=1)
     args = parser.parse_args()
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -51,6 +72,8 @@ def main() -> None:
     module = Digits(len(train))
     trainer = lightning.Trainer(
         max_steps=args.steps,
+        accumulate_grad_batches=args.accumulate,
+        callbacks=[SampledMicroBatches()],
         accelerator="cpu",
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -11,6 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 
 def folder(path: str | os.PathLike) -> Path:
     """Create a folder if needed and check that it is writable, before any work is done.
@@ -38,9 +43,10 @@ def write(path: str | os.PathLike, fill: Callable[[str], None], older: Path | No
         older: where to move an existing file; by default it is replaced.
     """
     path = Path(path)
+    sweep(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
-    os.close(handle)
     try:
+        _lock(handle)
         fill(temporary)
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private
         _sync(temporary, os.O_RDWR)
@@ -51,16 +57,33 @@ def write(path: str | os.PathLike, fill: Callable[[str], None], older: Path | No
         with contextlib.suppress(FileNotFoundError):  # it may have been moved into place
             os.unlink(temporary)
         raise
+    finally:
+        os.close(handle)
     if os.name == "posix":  # Windows cannot open folders
         _sync(path.parent or ".", os.O_RDONLY)
 
 
 def sweep(path: str | os.PathLike) -> None:
-    """Remove the temporary files that killed processes left beside ``path``."""
+    """Remove the temporary files that killed processes left beside ``path``; those of living ones are locked."""
     path = Path(path)
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.{'?' * 8}"):
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        with contextlib.suppress(OSError):  # it is gone, or its process lives
+            handle = os.open(temporary, os.O_RDWR)
+            try:
+                _lock(handle)
+                os.unlink(temporary)
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    """Lock an open file while its process lives.
+
+    Raises:
+        OSError: if another process has it.
+    """
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -131,3 +135,28 @@ def test_every_command_shows_an_example():
         result = CliRunner().invoke(app, [*words, "--help"])
         assert result.exit_code == 0
         assert "Example: eigenoise " + " ".join(words) in " ".join(result.stdout.split())
+
+
+WAITS = """
+from eigenoise.cli import app, base
+import time
+
+@app.command()
+def wait():
+    with base.reported("wait", "nothing was written"):
+        print("ready", flush=True)
+        time.sleep(60)
+
+app(["wait"])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are posix")
+def test_being_asked_to_end_before_training_gives_a_message():
+    command = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "eigenoise wait: stopped; nothing was written\n"

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 
 import eigenoise as en
 from eigenoise.distributions.matrix_normal import EigenMatrixNormal, MatrixNormal
+from eigenoise.inference import posterior as posterior_files
 from eigenoise.inference.posterior import Entry
 from eigenoise.likelihoods import GaussianLikelihood
 from eigenoise.models import StackedLinear
@@ -546,7 +548,7 @@ def test_the_file_is_safetensors_with_readable_metadata(tmp_path: Path) -> None:
         names = set(file.keys())
         assert torch.equal(file.get_tensor("q/0/loc"), matrix(opt.model[0]))
         assert torch.equal(file.get_tensor("rest/1.running_mean"), opt.model[1].running_mean)
-    assert meta["format"] == 1
+    assert meta["format"] == 2
     assert meta["eigenoise"] == en.__version__
     assert set(meta["layout"]) == {"0", "3", "1.weight", "1.bias"}
     assert meta["likelihood"]["kind"] == "GaussianLikelihood"
@@ -660,7 +662,9 @@ def rewrite(path: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], No
         meta = json.loads(file.metadata()["eigenoise"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(meta, tensors)
-    safetensors.torch.save_file(tensors, path, {"eigenoise": json.dumps(meta)})
+    text = json.dumps(meta)
+    about = {"eigenoise": text, "sha256": posterior_files._digest(text, tensors)}  # as someone would who means harm
+    safetensors.torch.save_file(tensors, path, about)
 
 
 def layer(**changes: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], None]:
@@ -672,8 +676,10 @@ def likely(**changes: Any) -> Callable[[dict[str, Any], dict[str, Tensor]], None
 
 
 TAMPERED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Tensor]], Any], str]] = {
-    "format of the future": (lambda meta, _: meta.update(format=999), "its format is 999, this version reads 1"),
-    "format as a word": (lambda meta, _: meta.update(format="1"), "its format is '1'"),
+    "format of the future": (lambda meta, _: meta.update(format=999), "its format is 999, this version reads 2"),
+    "format as a word": (lambda meta, _: meta.update(format="2"), "its format is '2'"),
+    "format of yes": (lambda meta, _: meta.update(format=True), "its format is True"),
+    "format of 0.1": (lambda meta, _: meta.update(format=1), "its format is 1, this version reads 2"),
     "no format": (lambda meta, _: meta.pop("format"), "format"),
     "no layout": (lambda meta, _: meta.pop("layout"), "layout"),
     "layout a list": (lambda meta, _: meta.update(layout=[1]), ""),
@@ -684,6 +690,12 @@ TAMPERED: dict[str, tuple[Callable[[dict[str, Any], dict[str, Tensor]], Any], st
     "too few numbers": (layer(params=[["0.weight", [4, 2]], ["0.bias", [4]]]), "'0'"),
     "numbers that add up but do not fit": (layer(params=[["0.weight", [2, 7]], ["0.bias", [2]]]), "'0'"),
     "too many parts": (layer(params=[["0.weight", [4, 3]], ["0.bias", [2]], ["0.more", [2]]]), "'0'"),
+    "a stack of many": (layer(stack=10**8), r"stack of 100000000 models, but its matrix is \(4, 4\)"),
+    "a stack of words": (layer(stack="x"), "must be whole numbers"),
+    "a stack of yes": (layer(stack=True), "must be whole numbers"),
+    "negative sizes": (layer(params=[["0.weight", [-4, -3]], ["0.bias", [4]]]), "must be whole numbers"),
+    "axes of words": (layer(event_dims="2"), "event_dims"),
+    "a likelihood of many": (lambda meta, _: meta["likelihood"]["config"].update(stack=10**8), "its weights are not"),
     "params no pairs": (layer(params=[1, 2]), ""),
     "a tensor missing": (lambda _, tensors: tensors.pop("q/0/q_in"), "q/0/q_in"),
     "a tensor of another shape": (lambda _, tensors: tensors.update({"q/0/q_in": torch.eye(3)}), "q_in"),
@@ -708,6 +720,23 @@ def test_files_are_checked_whatever_torchs_default_is(tmp_path: Path) -> None:
         test_a_file_that_was_tampered_with("no variance", tmp_path)
     finally:
         torch.distributions.Distribution.set_default_validate_args(before)
+
+
+def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    trained_once("NoisyEKFAC", "norm").posterior.save(path)
+    content, chance = path.read_bytes(), random.Random(0)
+    for place in chance.sample(range(8 * len(content)), 400):
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        refuse(path)
+
+
+def test_json_that_is_too_deep(tmp_path: Path) -> None:
+    metadata = {"eigenoise": '{"format": 2, "notes": ' + "[" * 100_000 + "]" * 100_000 + "}"}
+    safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / "q", metadata)
+    refuse(tmp_path / "q")
 
 
 @pytest.mark.parametrize("change", TAMPERED)

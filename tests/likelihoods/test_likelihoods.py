@@ -796,7 +796,8 @@ def test_an_observer_sees_every_training_loss_of_its_block(kind: str) -> None:
     likelihood.nll(f, y)
     assert len(seen) == 1
     assert seen[0][0] is f
-    assert seen[0][1] is loss
+    assert seen[0][1].shape == y.shape
+    assert seen[0][2] is loss
 
 
 def test_a_second_observer_is_refused_and_the_first_goes_on() -> None:

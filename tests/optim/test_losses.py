@@ -106,3 +106,46 @@ def test_a_state_from_another_device_comes_to_where_the_losses_are():
     other.load(losses.state(), torch.device("meta"))
     assert {part.device.type for part in other.state().values()} == {"meta"}
     assert losses.mean.device.type == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers", "numbers with variances", "zeros and ones"])
+@pytest.mark.parametrize("learnable", [False, True])
+def test_a_loss_of_a_constant_guess_is_said_once(kind, learnable):
+    torch.manual_seed(0)
+    x = torch.randn(400, 3)
+    signal = x[:, :1] if learnable else torch.randn(400, 1)
+    y, likelihood, outputs = {
+        "classes": ((signal[:, 0] > 0).long(), en.CategoricalLikelihood(), 2),
+        "numbers": (signal, en.GaussianLikelihood(), 1),
+        "numbers with variances": (signal, en.HeteroscedasticGaussianLikelihood(), 2),
+        "zeros and ones": ((signal > 0).to(x.dtype), en.BernoulliLikelihood(), 1),
+    }[kind]
+    model = nn.Linear(3, outputs)
+    options = {"lr": 0.1, "kl_weight": 0.1} if learnable else {"lr": 1e-9}
+    opt = en.NoisyEKFAC(model, num_data=400, likelihood=likelihood, **options)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for i in range(600):
+            rows = slice(i % 8 * 50, i % 8 * 50 + 50)
+            train(opt, model, 1, x[rows], y[rows])
+    said = [str(each.message) for each in said]
+    assert len(said) == (0 if learnable else 1)
+    if not learnable:
+        assert "no better than guessing the same for every input" in said[0]
+        assert "lower kl_weight or prior_var" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "f", "y", "expected"),
+    [
+        (en.CategoricalLikelihood(), torch.zeros(1, 2), torch.tensor([0, 1, 1, 1] * 10), 0.5623),
+        (en.CategoricalLikelihood(), torch.zeros(1, 9), torch.tensor([0, 1, 1, 1] * 10), None),  # too few to tell
+        (en.BernoulliLikelihood(), torch.zeros(1, 2), torch.tensor([[0.0, 1.0], [1.0, 1.0]]), 0.6931),
+        (en.GaussianLikelihood(), torch.zeros(1, 1), torch.tensor([[-2.0], [2.0]]), 2.1121),
+        (en.GaussianLikelihood(precision=4.0), torch.zeros(1, 1), torch.tensor([[-2.0], [2.0]]), 8.2258),
+        (en.HeteroscedasticGaussianLikelihood(), torch.zeros(1, 2), torch.tensor([[-2.0], [2.0]]), 2.1121),
+    ],
+)
+def test_the_loss_of_the_best_constant(likelihood, f, y, expected):
+    found = likelihood.constant_loss(f, y)
+    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-4))

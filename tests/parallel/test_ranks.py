@@ -548,3 +548,50 @@ def _at_steps_of_their_own():
 def test_three_ranks_at_three_steps_all_say_so_the_middle_one_too():
     for k, said in enumerate(processes.run(3, _at_steps_of_their_own)):
         assert f"expected all processes at the same step, got {1 + k} in this one" in said
+
+
+def _hyperparameters_of_their_own(name):
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    opt.param_groups[0][name] *= 1 + dist.get_rank()
+    before = means(opt)
+    with pytest.raises(RuntimeError, match=r"expected the same hyperparameters in all processes, such as lr"):
+        steps(opt, model, 1, 2, dist.get_rank())
+    assert all(torch.equal(before[name], value) for name, value in means(opt).items())
+
+
+@pytest.mark.parametrize("name", ["lr", "num_data"])
+def test_different_hyperparameters_are_refused_at_the_first_step(name):
+    processes.run(2, _hyperparameters_of_their_own, name)
+
+
+def _joined():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    refused = pytest.raises(RuntimeError, match=r"uneven inputs with Join are not supported.*drop_last=True")
+    with refused, model.join():
+        steps(opt, model, 1, 2, dist.get_rank())
+
+
+def test_join_is_refused():
+    processes.run(2, _joined)
+
+
+def _one_is_empty():
+    model = DistributedDataParallel(network())
+    opt = optimizer(model)
+    x, y = table(8)
+    if dist.get_rank() == 0:
+        x, y = x[:0], y[:0]
+    try:
+        with opt.sampled_params():
+            opt.likelihood.nll(model(x), y).backward()
+        opt.step()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+
+
+def test_an_empty_batch_is_named_where_it_is():
+    said = processes.run(2, _one_is_empty, seconds=10.0)
+    assert "the batch is empty" in said[0]
+    assert "in all processes if there are several" in said[0]

@@ -16,6 +16,7 @@ from eigenoise.studies.regression import report
 
 def result(method, ll, rmse=(1.0, 2.0, 3.0), elbo=(-1.0, -1.1, -1.2), name="yacht", sample=False):
     return {
+        "format": 2,
         "settings": {"set": name, "method": method, "preset": "paper", "splits": len(ll), "canonical": False},
         "sample_of_the_set": sample,
         "ll": list(ll),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import shutil
 import subprocess
@@ -129,3 +130,45 @@ def test_a_browser_shows_it_without_scrolling_sideways(text, tmp_path, width):
         check=True,
     )
     assert "<title>0 0</title>" in done.stdout, re.findall("<title>.*?</title>", done.stdout)
+
+
+def _without(key):
+    def change(result):
+        del result[key]
+
+    return change
+
+
+def _set(key, value):
+    return lambda result: result["settings"].__setitem__(key, value)
+
+
+DAMAGED = {
+    "no rmse": ("yacht-bbb-best.json", _without("rmse"), "lacks 'rmse'"),
+    "rmse of nothing": ("yacht-bbb-best.json", lambda result: result.update(rmse=[]), "rmse: expected a list"),
+    "ll of words": ("yacht-bbb-best.json", lambda result: result.update(ll=["a"]), "ll: expected a list of numbers"),
+    "unknown method": ("yacht-bbb-best.json", _set("method", "magic"), "method must be one of"),
+    "unknown method of images": ("noisy-ekfac-D-0.json", _set("method", "magic"), "method must be one of"),
+    "unknown setting": ("noisy-ekfac-D-0.json", _set("setting", "E"), "setting must be one of"),
+    "no scores of the mean": ("noisy-ekfac-D-0.json", lambda r: r["scores"].pop("mean"), "lacks 'mean'"),
+    "scores a list": ("noisy-ekfac-D-0.json", lambda result: result.update(scores=[1]), "is not"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_results_that_lack_something_are_named(folder, tmp_path, case):
+    name, change, said = DAMAGED[case]
+    shutil.copytree(folder, tmp_path / "results")
+    path = tmp_path / "results" / name
+    result = json.loads(path.read_text())
+    change(result)
+    path.write_text(json.dumps(result))
+    with pytest.raises(ValueError, match=rf"{name} looks like a result but .*{said}.*; move it away"):
+        html_report.build(tmp_path / "results")
+
+
+def test_a_result_that_is_too_deep_is_named(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "results")
+    (tmp_path / "results" / "yacht-deep-best.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match=r"yacht-deep-best\.json looks like a result but is not"):
+        html_report.build(tmp_path / "results")

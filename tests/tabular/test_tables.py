@@ -485,3 +485,30 @@ def test_bad_words_on_the_command_line(houses, tmp_path):
         assert message in found.stderr
     assert run("fit", tmp_path / "none.csv", "--target", "a", "--out", tmp_path / "m").exit_code == 2
     assert not (tmp_path / "m").exists()
+
+
+def test_labels_that_a_spreadsheet_would_run_get_an_apostrophe_in_csv_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=80)
+    frame = pd.DataFrame({"a": a, "=b": rng.normal(size=80), "=y": np.where(a > 0, "=1+1", "@no")})
+    model = learn(frame, "=y", **SHORT)
+    predicted = learning.predict(model, frame.drop(columns="=y"))
+    own = [name for name in predicted.columns if name not in ("a", "=b")]
+    write_table(predicted, tmp_path / "p.csv", own)
+    back = pd.read_csv(tmp_path / "p.csv")
+    assert list(back.columns[:2]) == ["a", "=b"]  # of the user's own table nothing changes
+    assert all(name.startswith("'=y") for name in back.columns[2:])
+    assert set(back["'=y prediction"]) <= {"'=1+1", "'@no"}
+    write_table(predicted, tmp_path / "p.parquet", own)
+    assert set(pd.read_parquet(tmp_path / "p.parquet")["=y prediction"]) <= {"=1+1", "@no"}
+
+
+def test_names_cannot_command_the_terminal(tmp_path):
+    path = tmp_path / "t.csv"
+    evil = "y\x1b[31m\x9bm"
+    pd.DataFrame({"a": range(50), evil: [1.0] * 50}).to_csv(path, index=False)
+    result = CliRunner().invoke(app, ["fit", str(path), "--target", evil, "--out", str(tmp_path / "m")])
+    assert result.exit_code == 2
+    assert "\x1b[31m" not in result.output
+    assert "\x9b" not in result.output
+    assert "y\\x1b[31m" in result.output

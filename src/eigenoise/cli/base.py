@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -36,8 +38,8 @@ def console(quiet: bool = False) -> Console:
 
 
 def say(terminal: Console, text: str) -> None:
-    """Prints a line without markup: paths may have brackets in them."""
-    terminal.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Prints a line without markup, as paths may have brackets in them, and without control characters from files."""
+    terminal.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -48,27 +50,34 @@ def reported(command: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except checks.NotFiniteError as error:
-        typer.echo(f"eigenoise {command}: diverged: {error}", err=True)
+        typer.echo(printable(f"eigenoise {command}: diverged: {error}"), err=True)
         raise typer.Exit(1) from error
     except typer.Exit:
         raise
     except (OSError, ValueError, TypeError, ImportError, RuntimeError) as error:
-        typer.echo(f"eigenoise {command}: {error}", err=True)
+        typer.echo(printable(f"eigenoise {command}: {error}"), err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         typer.echo(f"eigenoise {command}: stopped{hint and '; ' + hint}", err=True)
         raise typer.Exit(130) from None
 
 
+def printable(text: str) -> str:
+    """Escapes characters by which text from a file could command the terminal; line ends and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 def rich_table(grid: Grid) -> Table:
     """Formats a grid for the terminal."""
     from rich.table import Table
 
-    table = Table(title=grid.title)
+    table = Table(title=printable(grid.title))
     for j, heading in enumerate(grid.header):
-        table.add_column(heading, justify="right" if j else "left")
+        table.add_column(printable(heading), justify="right" if j else "left")
     for i, row in enumerate(grid.rows):
-        cells = [row[0], *(cell.replace(" (", "\n(") for cell in row[1:])]  # the paper's number below ours
+        cells = [
+            printable(cell) for cell in (row[0], *(cell.replace(" (", "\n(") for cell in row[1:]))
+        ]  # paper's below ours
         table.add_row(*(f"[bold]{cell}[/]" if (i, j) in grid.bold else cell for j, cell in enumerate(cells)))
     return table
 
@@ -121,3 +130,5 @@ def main(
     ] = False,
 ) -> None:
     """Bayesian neural networks by noisy natural gradient."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, so that there is a message

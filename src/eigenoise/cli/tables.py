@@ -97,6 +97,7 @@ def predict(
         check_out_file(out, table, model)
         learned = Learned.load(model)
         texts = [column.name for column in learned.schema.columns if column.kind == "category"]
-        predicted = add_predictions(learned, read_table(table, encoding, texts), interval)
-        write_table(predicted, out)
+        frame = read_table(table, encoding, texts)
+        predicted = add_predictions(learned, frame, interval)
+        write_table(predicted, out, [name for name in predicted.columns if name not in frame.columns])
     say(console(quiet), f"written: {out}, {len(predicted):,} rows")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from eigenoise.inference.batch_norm import settling
 from eigenoise.inference.forward import evaluating
+from eigenoise.inference.turns import PATIENCE, exclusive
 from eigenoise.likelihoods import Likelihood
 
 
@@ -47,15 +49,21 @@ def expected_log_likelihood(
     y: Tensor,
     samples: int,
     chunk_size: int,
+    batch_norm: Any,
 ) -> Tensor:
-    """E_q[log p(y | x, w)] of one term, the mean over ``samples`` blocks and over ``x, y``: ``()`` or ``(s,)``."""
+    """E_q[log p(y | x, w)] of one term, the mean over ``samples`` blocks and over ``x, y``: ``()`` or ``(s,)``.
+
+    ``batch_norm`` is as for ``settling``.
+    """
     means: list[Tensor] = []
     axis = 0 if likelihood.stack is None else -2
     y_axis = 0 if likelihood.stack is None else 1
     parts = list(zip(x.split(chunk_size, axis), y.split(chunk_size, y_axis), strict=True))
-    with evaluating(model):
+    settled = settling(model, batch_norm)
+    with exclusive(model, PATIENCE), evaluating(model), settled as settle:
         for _ in range(samples):
             with block():
+                settle()
                 shares = [_weighted(model, likelihood, *part, x.shape[axis]) for part in parts]
             means.append(torch.stack(shares).sum(0))
     return torch.stack(means).mean(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +18,12 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 
 from eigenoise import checks, likelihoods, storage
 from eigenoise.distributions.matrix_normal import EigenMatrixNormal, MatrixNormal
+from eigenoise.inference.batch_norm import SampleAverages, batch_norms, settling
+from eigenoise.inference.turns import PATIENCE, exclusive
 from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer
 from eigenoise.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 LIKELIHOODS = tuple(name for name in likelihoods.__all__ if name != "Likelihood")
 KINDS = {
     "eigen": ("loc", "q_out", "q_in", "variance"),
@@ -68,6 +72,9 @@ class Posterior(Mapping[str, Distribution]):
         rest: everything else of the model's state dict: point estimates, frozen parameters, buffers.
         likelihood: what the outputs mean; carried along so that a loaded posterior can predict.
         notes: anything that JSON knows, carried along.
+
+    Attributes:
+        batch_norm: batch norm's averages for each weight sample, if ``settle_batch_norm`` was called.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Posterior(Mapping[str, Distribution]):
         self.rest = dict(rest)
         self.likelihood = likelihood
         self.notes = notes
+        self.batch_norm: SampleAverages | None = None
 
     @classmethod
     def of(
@@ -143,6 +151,31 @@ class Posterior(Mapping[str, Distribution]):
         with _written(model, self.sample(generator)):
             yield
 
+    def settle_batch_norm(self, model: nn.Module, batches: Any, samples: int = 32) -> None:
+        """Keep batch norm's averages for each of the first weight samples, so that predictions need no training data.
+
+        Args:
+            model: the model of this posterior; it is left as it was.
+            batches: training batches, of which the first 8 are used.
+            samples: predictions can use that many weight samples.
+
+        Raises:
+            ValueError: if the model has no batch norm.
+        """
+        checks.integer("samples", samples)
+        names = [f"{name}.{key}".lstrip(".") for name, m in batch_norms(model).items() for key, _ in m.named_buffers()]
+        if not names:
+            raise ValueError("model must have batch norm that keeps running averages, got none")
+        generator, drawn = SampleAverages.generator(), []
+        with exclusive(model), self.installed(model), settling(model, batches) as settle:
+            for _ in range(samples):
+                with self.sampled_params(model, generator):
+                    settle()
+                    own = dict(model.named_buffers())
+                    drawn.append([own[name].clone() for name in names])
+        columns = zip(*drawn, strict=True)
+        self.batch_norm = SampleAverages({name: torch.stack(c) for name, c in zip(names, columns, strict=True)})
+
     def load_into(self, model: nn.Module) -> None:
         """Write the means and the rest into ``model`` for good."""
         values = self._whole(model)
@@ -170,6 +203,9 @@ class Posterior(Mapping[str, Distribution]):
             layout[name] = {"kind": kind, "params": entry.params, "event_dims": event_dims, "stack": entry.stack}
             tensors.update({f"q/{name}/{part}": t.detach().cpu().contiguous() for part, t in parts.items()})
         tensors.update({f"rest/{name}": t.detach().cpu().contiguous().clone() for name, t in self.rest.items()})
+        if self.batch_norm is not None:
+            buffers = self.batch_norm.buffers.items()
+            tensors.update({f"batch_norm/{name}": t.detach().cpu().contiguous() for name, t in buffers})
         meta: dict[str, Any] = {"format": FORMAT, "eigenoise": __version__, "layout": layout, "likelihood": None}
         meta["notes"] = self.notes
         if self.likelihood is not None:
@@ -177,8 +213,10 @@ class Posterior(Mapping[str, Distribution]):
             meta["likelihood"] = {"kind": type(self.likelihood).__name__, "config": self.likelihood.config()}
             state = self.likelihood.state_dict()
             tensors.update({f"likelihood/{name}": t.detach().cpu().contiguous() for name, t in state.items()})
+        text = json.dumps(meta)
         content = {name: tensor.clone() for name, tensor in tensors.items()}
-        storage.write(path, lambda temporary: save_file(content, temporary, {"eigenoise": json.dumps(meta)}))
+        about = {"eigenoise": text, "sha256": _digest(text, content)}
+        storage.write(path, lambda temporary: save_file(content, temporary, about))
 
     @classmethod
     def load(cls, path: str | os.PathLike, device: torch.device | str = "cpu") -> Posterior:
@@ -195,13 +233,34 @@ class Posterior(Mapping[str, Distribution]):
             raise FileNotFoundError(f"no posterior file at {path}")
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                meta = json.loads((file.metadata() or {})["eigenoise"])
+                about = file.metadata() or {}
+                meta = json.loads(about["eigenoise"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if meta["format"] != FORMAT:
+            if type(meta["format"]) is not int or meta["format"] != FORMAT:
                 raise ValueError(f"its format is {meta['format']!r}, this version reads {FORMAT}")
-            return cls(*_assemble(meta, tensors))
-        except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            if _digest(about["eigenoise"], tensors) != about["sha256"]:
+                raise ValueError("its content does not match its checksum: the file was damaged or changed")
+            return _assemble(meta, tensors)
+        except (
+            SafetensorError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            RuntimeError,
+            RecursionError,
+        ) as error:
             raise ValueError(f"{path} is not a posterior that this version can read: {error}") from error
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the metadata and of the names, kinds and bytes of all tensors."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return digest.hexdigest()
 
 
 def _dismantle(q: Distribution) -> tuple[str, dict[str, Tensor], int]:
@@ -212,9 +271,10 @@ def _dismantle(q: Distribution) -> tuple[str, dict[str, Tensor], int]:
     return "diagonal", {"loc": q.mean, "stddev": q.stddev}, len(q.event_shape)
 
 
-def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
+def _assemble(meta: dict, tensors: dict[str, Tensor]) -> Posterior:
     entries = {}
     for name, about in meta["layout"].items():
+        _check_layout(name, about)
         part = {part: tensors[f"q/{name}/{part}"] for part in KINDS[about["kind"]]}
         q: Distribution  # checked always: compiling a model turns torch's own default off
         if about["kind"] == "eigen":
@@ -227,18 +287,39 @@ def _assemble(meta: dict, tensors: dict[str, Tensor]) -> tuple:
         columns = [q.mean.numel()]
         if len(params) == 2:  # the bias is the last column
             columns = [q.mean[..., :-1].numel(), q.mean[..., -1].numel()]
-        if [torch.Size(shape).numel() for _, shape in params] != columns:
+        if [math.prod(shape) for _, shape in params] != columns:
             raise ValueError(f"the parts of {name!r} do not fit its matrix")
+        if about["stack"] is not None and about["stack"] != q.mean.shape[0]:
+            raise ValueError(f"{name!r} is a stack of {about['stack']} models, but its matrix is {tuple(q.mean.shape)}")
         entries[name] = Entry(q, params, about["stack"])
     rest = {k.removeprefix("rest/"): t for k, t in tensors.items() if k.startswith("rest/")}
     likelihood = None
     if meta["likelihood"] is not None:
         kind = meta["likelihood"]["kind"]
         checks.choice("the likelihood", kind, LIKELIHOODS)
+        stack = meta["likelihood"]["config"].get("stack")
+        if stack is not None and all(entry.stack != stack for entry in entries.values()):
+            raise ValueError(f"its likelihood is of a stack of {stack!r} models, its weights are not")
         likelihood = getattr(likelihoods, kind)(**meta["likelihood"]["config"])
         prefix = "likelihood/"
         likelihood.load_state_dict({k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)})
-    return entries, rest, likelihood, meta.get("notes")
+    posterior = Posterior(entries, rest, likelihood, meta.get("notes"))
+    averages = {k.removeprefix("batch_norm/"): t for k, t in tensors.items() if k.startswith("batch_norm/")}
+    if averages:
+        if not set(averages) <= set(rest) or len({len(t) for t in averages.values()}) != 1:
+            raise ValueError("its averages of batch norm do not fit its buffers")
+        posterior.batch_norm = SampleAverages(averages)
+    return posterior
+
+
+def _check_layout(name: str, about: Mapping[str, Any]) -> None:
+    """Raise ValueError unless stack, axes and shapes are whole numbers that can be meant."""
+    sizes = [*([] if about["stack"] is None else [about["stack"]])]
+    sizes += [size for _, shape in about["params"] for size in shape]
+    if not 1 <= len(about["params"]) <= 2 or any(type(size) is not int or size < 1 for size in sizes):
+        raise ValueError(f"the shapes of {name!r} must be whole numbers from 1 on, got {about['params']}")
+    if type(about["event_dims"]) is not int or about["event_dims"] < 0:
+        raise ValueError(f"event_dims of {name!r} must be a whole number, got {about['event_dims']!r}")
 
 
 def _targets(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -254,16 +335,17 @@ def _targets(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor
 @contextmanager
 def _written(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     targets = _targets(model, values)
-    before = {name: target.detach().clone() for name, target in targets.items()}
-    try:
-        with torch.no_grad():
-            for name, target in targets.items():
-                target.copy_(values[name])
-        yield
-    finally:
-        with torch.no_grad():
-            for name, target in targets.items():
-                target.copy_(before[name])
+    with exclusive(model, PATIENCE):
+        before = {name: target.detach().clone() for name, target in targets.items()}
+        try:
+            with torch.no_grad():
+                for name, target in targets.items():
+                    target.copy_(values[name])
+            yield
+        finally:
+            with torch.no_grad():
+                for name, target in targets.items():
+                    target.copy_(before[name])
 
 
 def total_kl(kls: Sequence[tuple[int | None, Tensor]], models: int, device: torch.device | None = None) -> Tensor:

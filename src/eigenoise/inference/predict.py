@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from eigenoise import checks
 from eigenoise.distributions.mixtures import Predictive
+from eigenoise.inference.batch_norm import RUNNING, inputs_of, settling
 from eigenoise.inference.forward import evaluating
 from eigenoise.inference.posterior import Posterior
+from eigenoise.inference.turns import PATIENCE, exclusive
 from eigenoise.likelihoods import Likelihood
 from eigenoise.likelihoods.base import at_least_float32
 from eigenoise.parallel.ddp import unwrapped
@@ -25,6 +27,7 @@ class WeightSampler(Protocol):
     model: nn.Module
     likelihood: Likelihood
     batch_dim: int
+    noisy: bool  # whether weights are sampled in training
     parallel: int | None  # weight samples in one block, or None for one
 
     def sampled_params(self, generator: torch.Generator | None = None) -> AbstractContextManager[None]:
@@ -39,6 +42,7 @@ def predict(
     samples: int = 32,
     likelihood: Likelihood | None = None,
     chunk_size: int = 1024,
+    batch_norm: Tensor | Iterable[Any] | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Predictive:
     """p(y | x, D) ≈ (1/k) Σ p(y | f_w(x)), w ~ q.
@@ -58,6 +62,9 @@ def predict(
         samples: k, the number of weight samples.
         likelihood: what the outputs mean; by default the one that ``source`` carries.
         chunk_size: inputs that go through the model at once.
+        batch_norm: training batches, such as the training loader, to recompute batch norm's averages from for each
+            weight sample (the first 8 are used); ``"running"`` uses the running averages as they are, which mix many
+            samples. None: what ``Posterior.settle_batch_norm`` kept, else the running averages with a warning.
         generator: of the samples; by default a fresh one with a fixed seed, so that equal calls give equal results.
 
     Returns:
@@ -79,11 +86,16 @@ def predict(
     if likelihood is None:
         raise ValueError("this posterior carries no likelihood: pass likelihood=")
     parallel = source.parallel if isinstance(source, WeightSampler) else None
-    batches = [x] if isinstance(x, Tensor) else _loaded(x)
+    batches = inputs_of("x", x)
     axis = _batch_axis(source, likelihood, batches[0])
     chunks = [chunk for batch in batches for chunk in _chunks(batch, chunk_size, axis)]
     device = next(model.parameters()).device
+    kept = source.batch_norm if isinstance(source, Posterior) and batch_norm is None else None
+    if kept is not None:
+        kept.check(samples, generator)
+        batch_norm, generator = RUNNING, kept.generator()
     generator = generator or torch.Generator(device).manual_seed(0)
+    noisy = isinstance(source, Posterior) or source.noisy
 
     around: AbstractContextManager = nullcontext()
     block: Callable[[], AbstractContextManager]
@@ -95,9 +107,11 @@ def predict(
         optimizer = source
         block = lambda: optimizer.sampled_params(generator)  # noqa: E731
     outputs = []
-    with evaluating(model), torch.no_grad(), around:
-        for _ in range(-(-samples // (parallel or 1))):
+    settled = settling(model, batch_norm, noisy)
+    with exclusive(model, PATIENCE), evaluating(model), torch.no_grad(), around, settled as settle:
+        for i in range(-(-samples // (parallel or 1))):
             with block():
+                settle() if kept is None else kept.write(model, i)
                 parts = [_output(model, chunk.to(device)) for chunk in chunks]
             # A stack's output has its batch last but one; a sequence-first model's may be pooled to (b, d).
             out_axis = -2 if likelihood.stack is not None else min(axis, parts[0].ndim - 2)
@@ -113,22 +127,6 @@ def _batch_axis(source: WeightSampler | Posterior, likelihood: Likelihood, x: Te
     return batch_dim if x.ndim > 2 else 0
 
 
-def _loaded(batches: Any) -> list[Tensor]:
-    """The inputs of all batches of a loader."""
-    remedy = "pass a tensor (torch.as_tensor(x)) or an iterable of batches such as a DataLoader"
-    if isinstance(batches, (str, bytes, dict)) or not isinstance(batches, Iterable):
-        raise TypeError(f"x must be a tensor or an iterable of batches, got {type(batches).__name__}; {remedy}")
-    inputs = [batch[0] if isinstance(batch, (tuple, list)) and batch else batch for batch in batches]
-    for batch in inputs:
-        if not isinstance(batch, Tensor):
-            raise TypeError(
-                f"x must hold batches that are tensors or begin with one, got {type(batch).__name__}; {remedy}"
-            )
-    if not inputs:
-        raise ValueError("x must hold at least one batch, got none")
-    return inputs
-
-
 def _chunks(x: Tensor, chunk_size: int, axis: int) -> tuple[Tensor, ...]:
     if x.ndim == 0 or x.shape[axis] == 0:
         raise ValueError(f"x must hold at least one input, got the shape {tuple(x.shape)}")
@@ -137,6 +135,11 @@ def _chunks(x: Tensor, chunk_size: int, axis: int) -> tuple[Tensor, ...]:
 
 def _output(model: nn.Module, x: Tensor) -> Tensor:
     f = model(x)
+    if not isinstance(f, Tensor):
+        raise TypeError(
+            f"the model's output must be a tensor, got {type(f).__name__}: wrap the model in a module that takes one "
+            "tensor and returns the logits or means"
+        )
     if f.ndim < 2:
         raise ValueError(
             f"the model's output must have a batch axis and a target axis, got {tuple(f.shape)} for inputs "

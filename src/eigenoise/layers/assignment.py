@@ -90,6 +90,13 @@ def _check_parameters(model: nn.Module) -> None:
             continue
         if isinstance(param, UninitializedParameter):
             raise ValueError(f"parameter {name!r} has no shape yet: run the model once before building the optimiser")
+        if param.is_meta:
+            raise ValueError(f"parameter {name!r} is on the meta device and has no values: load the weights first")
+        if not param.numel():
+            raise ValueError(
+                f"parameter {name!r} has no elements, its shape is {tuple(param.shape)}: leave it out, or freeze it "
+                "with requires_grad_(False)"
+            )
         if param.dtype not in (torch.float32, torch.float64):
             raise TypeError(
                 f"parameter {name!r} must be float32 or float64, got {param.dtype}; for mixed precision keep "

@@ -14,7 +14,7 @@ from eigenoise import checks
 from eigenoise.distributions.mixtures import Predictive
 from eigenoise.linalg.moving_average import Averaged
 
-Observer = Callable[[Tensor, Tensor, Callable[[], None]], None]  # output, loss, and a call that records the batch
+Observer = Callable[[Tensor, Any, Tensor, Callable[[], None]], None]  # output, targets, loss, a call that records
 
 
 def scaled_unit_vectors(scale: Tensor) -> Tensor:
@@ -81,6 +81,15 @@ class Likelihood(ABC):
         """Return the KL divergence from the likelihood's posterior to its prior, ``()`` or ``(s,)``; 0 without one."""
         return torch.zeros(() if self.stack is None else (self.stack,))
 
+    def constant_loss(self, f: Tensor, y: Tensor) -> float | None:
+        """Return the mean loss of the best guess that is the same for all inputs, or None if that is not known.
+
+        Args:
+            f: an output, which tells how many targets there are.
+            y: targets without the axes of a stack or of a batch's positions, ``(n, ...)``.
+        """
+        return None
+
     def observe(self, f: Tensor, y: Tensor) -> None:  # noqa: B027
         """Record the statistics of a training batch."""
 
@@ -118,7 +127,7 @@ class Likelihood(ABC):
         f, y = self.fit(f, y)
         loss, record = self._loss(f, y)
         if self._observer is not None and loss.requires_grad:
-            self._observer(f, loss, record)
+            self._observer(f, y, loss, record)
         return loss
 
     def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
@@ -145,7 +154,10 @@ class Likelihood(ABC):
                 f"got {tuple(f.shape)}"
             )
         if not self.terms(f):
-            raise ValueError(f"the batch is empty: the model's output has the shape {tuple(f.shape)}; skip this batch")
+            raise ValueError(
+                f"the batch is empty: the model's output has the shape {tuple(f.shape)}; skip this batch, in all "
+                "processes if there are several"
+            )
         f = at_least_float32(f)
         if isinstance(y, Tensor):
             if self.stack is not None and y.ndim == f.ndim - 2 + self.target_axes:

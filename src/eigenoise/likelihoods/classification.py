@@ -10,6 +10,8 @@ from eigenoise import checks
 from eigenoise.distributions.mixtures import BernoulliMixture, CategoricalMixture
 from eigenoise.likelihoods.base import Likelihood, check_real_targets, scaled_unit_vectors
 
+MIN_TARGETS_PER_CLASS = 20  # for an entropy of frequencies
+
 
 class CategoricalLikelihood(Likelihood):
     """y ∈ {0, ..., c−1} with logits ``f (..., b, c)``."""
@@ -48,6 +50,12 @@ class CategoricalLikelihood(Likelihood):
         p = f.softmax(-1)
         return (scaled_unit_vectors(torch.ones_like(f)) - p) * p.movedim(-1, 0).unsqueeze(-1).sqrt()
 
+    def constant_loss(self, f: Tensor, y: Tensor) -> float | None:
+        """Return the entropy of the classes' frequencies; None if there are too few targets to tell."""
+        if len(y) < MIN_TARGETS_PER_CLASS * f.shape[-1]:
+            return None
+        return float(torch.special.entr(torch.bincount(y.long()) / len(y)).sum())
+
     def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> CategoricalMixture:
         """Return the mixture of the weight samples' class probabilities."""
         return CategoricalMixture(f)
@@ -78,6 +86,11 @@ class BernoulliLikelihood(Likelihood):
         """Return √(p(1 − p)) along each output, ``(d, ..., b, d)``."""
         p = f.sigmoid()
         return scaled_unit_vectors((p * (1 - p)).sqrt())
+
+    def constant_loss(self, f: Tensor, y: Tensor) -> float:
+        """Return the entropies of the targets' frequencies, added up."""
+        p = y.mean(0)
+        return float((torch.special.entr(p) + torch.special.entr(1 - p)).sum())
 
     def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> BernoulliMixture:
         """Return the mixture of the weight samples' probabilities."""

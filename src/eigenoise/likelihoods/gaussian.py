@@ -118,6 +118,13 @@ class GaussianLikelihood(Likelihood):
         tau = tau.to(f).reshape(f.shape[0], *(1,) * (f.ndim - 1 - len(shape[1:]) - 2), *shape[1:], 1, 1)
         return GaussianMixture(f, tau.rsqrt())
 
+    def constant_loss(self, f: Tensor, y: Tensor) -> float:
+        """Return the loss of the targets' means, with the best precision or the known one."""
+        variance, d = y.double().var(0, unbiased=False), y.shape[-1]
+        if self.precision is not None:
+            return float(0.5 * (self.precision * variance.sum() - d * (math.log(self.precision) - LOG_2PI)))
+        return float(0.5 * d * (1 + LOG_2PI + variance.mean().clamp_min(1e-30).log()))
+
     def kl(self) -> Tensor:
         """Return KL(q(τ) ‖ Gam(a₀, b₀)), ``()`` or ``(s,)``; 0 for a known precision."""
         if self.precision is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eigenoise import checks
+from eigenoise.inference.turns import exclusive
 from eigenoise.layers.assignment import Assignment, assign, describe
 from eigenoise.likelihoods import Likelihood, as_likelihood
 from eigenoise.linalg import full_precision
@@ -25,11 +26,13 @@ from eigenoise.optim import state
 from eigenoise.optim.blocks import Blocks, Sampling
 from eigenoise.optim.closure import run_closure
 from eigenoise.optim.evaluation import PosteriorAccess
-from eigenoise.optim.monitoring import NonFinitePolicy, RunningLoss, nonfinite_error
+from eigenoise.optim.monitoring import ConstantGuess, NonFinitePolicy, RunningLoss, nonfinite_error
 from eigenoise.optim.weight_swap import Slot
-from eigenoise.parallel.ddp import original_module, refuse_wrapping_later, unwrapped
+from eigenoise.parallel.ddp import original_module, refuse_join, refuse_wrapping_later, unwrapped
 from eigenoise.parallel.lockstep import Lockstep
 from eigenoise.parallel.ranks import Ranks
+
+MIN_PRIOR_VAR = 1e-20  # below, variances vanish in float32
 
 
 class BayesianOptimizer(PosteriorAccess, Optimizer):
@@ -72,10 +75,11 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self._check_hyper(hyper)
         self.batch_dim = checks.integer("batch_dim", batch_dim, low=0)
         self.model, self.ranks = unwrapped(model)
+        self._wrapped = original_module(model)
         self.assignments = assign(self.model, others, overrides)
         self.slots: list[Any] = [make_slot(assignment) for assignment in self.assignments]
         self.parallel = sampling.samples if sampling.parallel else None
-        self.blocks = Blocks(self.slots, sampling)
+        self.blocks = Blocks(self.model, self.slots, sampling)
         self.params = self.blocks.swap.params
         device = self.params[0].device
         generator = sampling.generator
@@ -84,10 +88,12 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.generator = generator or torch.Generator(device).manual_seed(int(torch.randint(2**62, ())))
         self.steps = 0
         self.lockstep = Lockstep(self.ranks, self.generator)
-        self.in_closure = False
+        self.closure_sample: int | None = None
+        self.cleared = False  # whether gradients were cleared since the last step
         self._checked: list[Any] = []  # hyperparameters known to be good
         self._losses: list[Tensor] = []  # backpropagated since the last step
         self.losses = RunningLoss(self.likelihood.stack or 1)
+        self.constant_guess: ConstantGuess | None = ConstantGuess(self.likelihood)
         super().__init__(self._group_params(), dict(hyper))
         self._closed = False
         if self.model is original_module(model):
@@ -143,7 +149,7 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         checks.integer("num_data", hyper["num_data"])
         checks.number("lr", hyper["lr"])
         checks.number("kl_weight", hyper["kl_weight"])
-        checks.number("prior_var", hyper["prior_var"], open_low=True)
+        checks.number("prior_var", hyper["prior_var"], low=MIN_PRIOR_VAR)
 
     # Sampling.
 
@@ -159,6 +165,8 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         """
         if self._closed:
             raise RuntimeError("this optimiser is closed")
+        if self.ranks is not None and generator is None:
+            refuse_join(self._wrapped)
         self._recheck_hyper()
         source = generator or self.generator
         draw = partial(self._draw, source, None if generator is not None else self.noise_ramp)
@@ -175,8 +183,10 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         """The factor on the noise's standard deviation in the next training block, from 0 at the first step to 1."""
         return 1.0 if self.steps >= self.sampling.ramp else self.steps / self.sampling.ramp
 
-    def _observe(self, f: Tensor, loss: Tensor, learn: Callable[[], None]) -> None:
+    def _observe(self, f: Tensor, y: Any, loss: Tensor, learn: Callable[[], None]) -> None:
         """Called by the likelihood for every training loss; what follows happens only if it is backpropagated."""
+        if self.constant_guess is not None:
+            self.constant_guess.record(f, y, self.steps)
         take_in = self._on_loss(f, loss)
         value = loss.detach()  # the hook must not hold the graph that holds the hook
 
@@ -197,12 +207,13 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         Raises:
             RuntimeError: inside the second or a later sample of a step, whose earlier gradients it would drop.
         """
-        if self.blocks.inside and self.blocks.count % self.blocks.per_step and not self.in_closure:
+        if self.blocks.inside and self.blocks.count % self.blocks.per_step and self.closure_sample is None:
             raise RuntimeError(
                 f"zero_grad() inside weight sample {self.blocks.count + 1} of {self.blocks.per_step} would drop the "
                 "gradients of the earlier ones: call it before the first sampled_params() block"
             )
-        if not self.in_closure:
+        self.cleared = True
+        if not self.closure_sample:  # what the earlier samples of a closure gave is summed apart
             self._forget()
         if not set_to_none:
             super().zero_grad(set_to_none)
@@ -226,14 +237,19 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
             NotFiniteError: if the loss, a gradient or a statistic is not finite, unless such steps are to be skipped;
                 the mean stays as it was.
         """
+        with exclusive(self.model):
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         self.blocks.refuse_inside("step()")
         self._recheck_hyper()
         result = None if closure is None else run_closure(self, closure)
         self.blocks.check_ready()
         loss = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
-        self.blocks.swap.read()
+        self.blocks.read_means()
         gradients = (param.grad for param in self.params if param.grad is not None)
-        loss = self.lockstep.synchronise(loss, self.steps, gradients, (slot.mean for slot in self.slots))
+        hyper = {key: value for key, value in self.group.items() if key != "params"}
+        loss = self.lockstep.synchronise(loss, self.steps, hyper, gradients, (slot.mean for slot in self.slots))
         if self.ranks is not None:
             self.ranks.average_(self._shared(self.ranks))
             self.ranks.add_up(self.likelihood.averages())
@@ -247,10 +263,11 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.non_finite.record_step()
         self.blocks.swap.write_means()
         self.likelihood.update(self.group["num_data"], self.sampling.samples)
-        self.losses.add(loss, self.steps)
+        self.losses.add(loss, self.steps, self.constant_guess)
         self.steps += 1
         self.lockstep.reseed(self.steps + self.skipped)
         self._forget()
+        self.cleared = False
         return result
 
     def _recheck_hyper(self) -> None:

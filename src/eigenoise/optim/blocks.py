@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eigenoise import checks
+from eigenoise.inference.turns import PATIENCE, exclusive
+from eigenoise.layers.snapshot import ModelSnapshot
 from eigenoise.linalg import full_precision
 from eigenoise.optim.weight_swap import InPlace, SideBySide, Slot, Swap
 
@@ -47,7 +49,8 @@ class Blocks:
     """Counts the blocks of one step and keeps the sum of the weights they trained with.
 
     Args:
-        slots: the matrices of the model.
+        model: the model.
+        slots: its matrices.
         sampling: how weights are sampled.
 
     Attributes:
@@ -58,7 +61,8 @@ class Blocks:
         drawn: for each slot the sum over blocks of their (mean) sample.
     """
 
-    def __init__(self, slots: Sequence[Slot], sampling: Sampling):
+    def __init__(self, model: nn.Module, slots: Sequence[Slot], sampling: Sampling):
+        self.model, self._snapshot = model, ModelSnapshot(model)
         self.slots, self.antithetic, self.parallel = slots, sampling.antithetic, sampling.parallel
         self.per_step = 1 if sampling.parallel else sampling.samples
         self.swap: Swap = InPlace(slots)
@@ -86,13 +90,23 @@ class Blocks:
             mirror: whether this sample may be the mirror image of the last block's.
 
         Raises:
-            RuntimeError: if a block is running.
+            RuntimeError: if a block is running, or the model is no longer the one that it was.
         """
+        with exclusive(self.model, None if mirror else PATIENCE):
+            yield from self._run(draw, begin, end, mirror)
+
+    def _run(
+        self,
+        draw: Callable[[], None],
+        begin: Callable[[], AbstractContextManager],
+        end: Callable[[bool], None],
+        mirror: bool,
+    ) -> Iterator[None]:
         if self.inside:
             raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
         last = self._last if mirror else None
         with torch.no_grad(), full_precision(self.slots[0].mean.device):
-            self.swap.read()
+            self.read_means()
             if self.count == 1:  # the first sum is the slots' own sample, which is about to be overwritten
                 self.drawn = [sample.clone() for sample in self.drawn]
             if last is not None:
@@ -123,6 +137,15 @@ class Blocks:
         self.count += 1
         waits = self.antithetic and not self.parallel and not is_mirror
         self._last = [sample.clone() for sample in samples] if waits else None
+
+    def read_means(self) -> None:
+        """Means from the model's parameters.
+
+        Raises:
+            RuntimeError: if the model is no longer the one that the optimiser was built for.
+        """
+        self._snapshot.refuse_changes()
+        self.swap.read()
 
     @property
     def cancels(self) -> bool:

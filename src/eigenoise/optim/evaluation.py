@@ -15,6 +15,7 @@ from eigenoise.distributions.mixtures import Predictive
 from eigenoise.inference.elbo import ElboTerms, expected_log_likelihood
 from eigenoise.inference.posterior import Entry, Posterior, total_kl
 from eigenoise.inference.predict import predict
+from eigenoise.inference.turns import PATIENCE, exclusive
 from eigenoise.likelihoods import Likelihood
 from eigenoise.linalg import full_precision
 from eigenoise.optim.blocks import Blocks
@@ -47,18 +48,24 @@ class PosteriorAccess(ABC):
     @torch.no_grad()
     def posterior(self) -> Posterior:
         """The current posterior, detached from training: ``posterior["layer.name"]`` is a distribution."""
-        self.blocks.refuse_inside("posterior")
-        self.blocks.swap.read()
-        with full_precision(self.params[0].device):
+        with exclusive(self.model, PATIENCE), full_precision(self.params[0].device):
+            self.blocks.refuse_inside("posterior")
+            self.blocks.read_means()
             entries = {
                 slot.name: Entry.of(slot.distribution(self.group), slot.layer)
                 for slot in self.slots
                 if slot.has_posterior
             }
-        return Posterior.of(self.model, entries, copy.deepcopy(self.likelihood))
+            return Posterior.of(self.model, entries, copy.deepcopy(self.likelihood))
 
     def predict(
-        self, x: Any, *, samples: int = 32, chunk_size: int = 1024, generator: torch.Generator | None = None
+        self,
+        x: Any,
+        *,
+        samples: int = 32,
+        chunk_size: int = 1024,
+        batch_norm: Any = None,
+        generator: torch.Generator | None = None,
     ) -> Predictive:
         """``eigenoise.predict`` of this optimiser's model: p(y | x, D) as a mixture over weight samples.
 
@@ -66,16 +73,25 @@ class PosteriorAccess(ABC):
             x: inputs ``(b, ...)``, or an iterable of batches, such as a DataLoader.
             samples: weight samples.
             chunk_size: inputs that go through the model at once.
+            batch_norm: training batches to recompute batch norm's averages from, as for ``eigenoise.predict``.
             generator: of the samples; by default a fresh one with a fixed seed, so that equal calls give equal results.
         """
-        return predict(self.model, self, x, samples=samples, chunk_size=chunk_size, generator=generator)
+        return predict(
+            self.model,
+            self,
+            x,
+            samples=samples,
+            chunk_size=chunk_size,
+            batch_norm=batch_norm,
+            generator=generator,
+        )
 
     @torch.no_grad()
     def kl(self) -> Tensor:
         """KL(q(w) ‖ p(w)) to the prior, all layers together; ``(s,)`` for a stack of models."""
-        self.blocks.refuse_inside("kl()")
-        self.blocks.swap.read()
-        with full_precision(self.params[0].device):
+        with exclusive(self.model, PATIENCE), full_precision(self.params[0].device):
+            self.blocks.refuse_inside("kl()")
+            self.blocks.read_means()
             kls = [(slot.layer.stack, slot.kl(self.group)) for slot in self.slots if slot.has_posterior]
         return total_kl(kls, self.likelihood.stack or 1, self.params[0].device)
 
@@ -85,6 +101,7 @@ class PosteriorAccess(ABC):
         y: Tensor,
         samples: int = 10,
         chunk_size: int = 1024,
+        batch_norm: Any = None,
         generator: torch.Generator | None = None,
     ) -> ElboTerms:
         """The evidence lower bound (eq. 8), the expected log-likelihood measured on ``x, y`` and scaled to N.
@@ -94,6 +111,7 @@ class PosteriorAccess(ABC):
             y: their targets.
             samples: weight samples for the expectation.
             chunk_size: inputs that go through the model at once.
+            batch_norm: training batches to recompute batch norm's averages from, as for ``eigenoise.predict``.
             generator: of those samples; by default a fresh one, so that equal calls give equal results.
         """
         posterior = None if self.noisy else self.posterior  # trained without noise, q is a Laplace approximation
@@ -105,7 +123,8 @@ class PosteriorAccess(ABC):
             return posterior.sampled_params(self.model, generator)
 
         blocks = -(-checks.integer("samples", samples) // (self.parallel or 1))
-        return self._terms(expected_log_likelihood(self.model, self.likelihood, block, x, y, blocks, chunk_size))
+        expected = expected_log_likelihood(self.model, self.likelihood, block, x, y, blocks, chunk_size, batch_norm)
+        return self._terms(expected)
 
     def elbo_terms(self) -> ElboTerms:
         """The evidence lower bound (eq. 8) with the expected log-likelihood averaged over about the last 100 steps.

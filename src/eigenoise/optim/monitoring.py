@@ -3,18 +3,49 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from eigenoise import checks
+from eigenoise.likelihoods import Likelihood
 
 POLICIES = ("raise", "skip")
 MAX_SKIPPED_IN_A_ROW = 20
 SPAN = 100  # steps that the running loss averages over
 HOPELESS = 5.0  # nats above the first loss
+MARGIN = 0.01  # nats below a constant guess
 LOSS_NAMES = ("mean", "first", "last")
+FIRST_STEPS = 300  # in which a loss may still be that of a constant guess
+BATCHES, EVERY, MAX_NUMBERS = 20, 10, 1 << 16  # whose targets are kept; steps between them; numbers in each
+
+
+class ConstantGuess:
+    """Some of the last targets, to tell whether a model does better than the best guess that is the same for all.
+
+    Args:
+        likelihood: whose loss is compared.
+    """
+
+    def __init__(self, likelihood: Likelihood):
+        self.likelihood = likelihood
+        self._batches: deque[Tensor] = deque(maxlen=BATCHES)
+        self._output: Tensor | None = None
+
+    def record(self, f: Tensor, y: Any, step: int) -> None:
+        """Keep the targets of a batch, now and then."""
+        if step % EVERY == 0 and isinstance(y, Tensor) and y.numel() <= MAX_NUMBERS:
+            self._batches.append(y.detach().flatten(0, f.ndim - 2))
+            self._output = f.detach()[..., :1, :]
+
+    def loss(self) -> float | None:
+        """The loss of that guess, or None if that is not known."""
+        if self._output is None or len(self._batches) < BATCHES:
+            return None
+        return self.likelihood.constant_loss(self._output, torch.cat([*self._batches]))
 
 
 class RunningLoss:
@@ -36,13 +67,15 @@ class RunningLoss:
         self.last: Tensor | None = None
         self._warned = False
 
-    def add(self, loss: Tensor, step: int) -> None:
+    def add(self, loss: Tensor, step: int, guess: ConstantGuess | None = None) -> None:
         """Record the loss of ``step``, counted from 0; every 100 steps it is checked, and one warning given."""
         if self.mean is None or self.first is None:
             self.mean = self.first = loss
         self.mean, self.last = torch.lerp(self.mean, loss, 1 / min(step + 1, SPAN)), loss
         if (step + 1) % SPAN == 0 and not self._warned:
             diagnosis = self.diagnosis()
+            if not diagnosis and guess is not None and step + 1 >= FIRST_STEPS:
+                diagnosis = self._stuck(guess.loss())
             if diagnosis:
                 self._warned = True
                 warnings.warn(f"step {step}: {diagnosis}", RuntimeWarning, stacklevel=4)
@@ -57,6 +90,16 @@ class RunningLoss:
         return (
             f"the loss averaged over the last {SPAN} steps is {mean:.3g}, far above its initial value {first:.3g}: "
             "lower lr, or kl_weight or prior_var if the noise is too much"
+        )
+
+    def _stuck(self, constant: float | None) -> str:
+        """What to do if the loss is no better than the best constant guess's, or nothing."""
+        if constant is None or self.mean is None or float(self.mean) / self.models < constant - MARGIN:
+            return ""
+        return (
+            f"the loss averaged over the last {SPAN} steps is {float(self.mean) / self.models:.3g}, no better than "
+            f"guessing the same for every input, {constant:.3g}: lower kl_weight or prior_var if the noise is too "
+            "much, change lr, and check that inputs and targets belong together"
         )
 
     def state(self) -> dict[str, Tensor | None]:

@@ -126,26 +126,8 @@ class InPlace(Swap):
         self._sample = [view for slot in slots for view in slot.layer.views(slot.sample)]
 
     def read(self) -> None:
-        """Means from the parameters.
-
-        Raises:
-            RuntimeError: if a parameter was frozen, cast or moved since the optimiser was built.
-        """
-        for param, view in zip(self.params, self._mean, strict=True):
-            if not param.requires_grad or param.dtype != view.dtype or param.device != view.device:
-                self._refuse_changed()
+        """Means from the parameters."""
         torch._foreach_copy_(self._mean, self.params)
-
-    def _refuse_changed(self) -> None:
-        for slot in self.slots:
-            for name, param in zip(slot.layer.param_names, slot.layer.params, strict=True):
-                if not param.requires_grad:
-                    raise RuntimeError(f"{name!r} was frozen after the optimiser was built: build a new optimiser")
-                if param.dtype != slot.mean.dtype or param.device != slot.mean.device:
-                    raise RuntimeError(
-                        f"{name!r} was {slot.mean.dtype} on {slot.mean.device} when the optimiser was built, got "
-                        f"{param.dtype} on {param.device}: build a new optimiser"
-                    )
 
     def write(self) -> None:
         """Samples into the parameters."""

@@ -57,6 +57,16 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, Ranks | None]:
     return model, None
 
 
+def refuse_join(model: nn.Module) -> None:
+    """Raise RuntimeError within torch's ``Join``, whose processes that have run out of batches make no steps."""
+    config = getattr(model, "_join_config", None)
+    if config is not None and config.enable:
+        raise RuntimeError(
+            "uneven inputs with Join are not supported, as all processes must make each step: give each the same "
+            "number of batches, for instance with DistributedSampler(drop_last=True)"
+        )
+
+
 class _WrappingCheck:
     """A hook before a model's forward pass, until the first one of a training block."""
 

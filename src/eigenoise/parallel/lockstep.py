@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,24 +43,40 @@ class Lockstep:
         self.seed, self._checked = seed, False
         self.reseed(step)
 
-    def synchronise(self, loss: Tensor, step: int, gradients: Iterable[Tensor], means: Iterable[Tensor]) -> Tensor:
+    def synchronise(
+        self, loss: Tensor, step: int, hyper: Mapping[str, Any], gradients: Iterable[Tensor], means: Iterable[Tensor]
+    ) -> Tensor:
         """The mean of all processes' ``loss``, at a step that all are to make from the same gradients.
 
+        Args:
+            loss: of this process.
+            step: the step's number, which must be the same in all.
+            hyper: hyperparameters, which must be too.
+            gradients: likewise; these and the means are compared now and then.
+            means: of the weights.
+
         Raises:
-            RuntimeError: on all of them, if they are not all at ``step``, or if gradients or means of the weights
-                differ, which is looked at now and then.
+            RuntimeError: on all of them, if something differs.
         """
         if self.ranks is None:
             return loss
-        place = [float(step), float(step) ** 2]  # means of both are these only if all are at the same step
-        found = torch.cat([loss.double().reshape(1), torch.tensor(place, dtype=torch.float64, device=loss.device)])
+        mark = zlib.crc32(repr(sorted(hyper.items())).encode()) >> 8  # small enough that float64 sums are exact
+        place = [float(n) ** k for n in (step, mark) for k in (1, 2)]  # means are these only if all have the same
+        numbers = [*place, float(not self._checked)]
+        found = torch.cat([loss.double().reshape(1), torch.tensor(numbers, dtype=torch.float64, device=loss.device)])
         self.ranks.average_([found])
-        if found[1:].tolist() != place:
+        everywhere = found[1:].tolist()
+        if everywhere[2:4] != place[2:]:
+            raise RuntimeError(
+                "expected the same hyperparameters in all processes, such as lr and num_data, the number of terms of "
+                f"all of them together; got {dict(hyper)} in this one"
+            )
+        if everywhere[:2] != place[:2]:
             raise RuntimeError(
                 f"expected all processes at the same step, got {step} in this one: load the same state dict in all of "
                 "them, or in none"
             )
-        if step % OFTEN == 0 or not self._checked:
+        if step % OFTEN == 0 or everywhere[-1]:  # the same decision on all
             self.ranks.refuse_different(
                 gradients,
                 "gradients differ between processes: call the model that is wrapped in DistributedDataParallel, not "

@@ -81,8 +81,8 @@ class Checkpoints:
                 continue
             if content["settings"] != self.settings:
                 raise ValueError(
-                    f"{path} is a stopped run of other settings; finish it with those, delete it, or choose another "
-                    "folder"
+                    f"{path} is a stopped run of other settings ({_differences(content['settings'], self.settings)}); "
+                    "finish it with those, delete it, or choose another folder"
                 )
             try:
                 load_state(content["state"])
@@ -153,6 +153,13 @@ class Checkpoints:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _differences(there: Any, here: Mapping[str, Any]) -> str:
+    """What two runs' settings differ in, as text."""
+    there = there if isinstance(there, Mapping) else {}
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    return ", ".join(f"{name}: {there.get(name)!r} there, {here.get(name)!r} now" for name in names)
 
 
 def read(path: Path) -> State:

@@ -32,7 +32,7 @@ def build(folder: Path) -> str:
     try:
         readers = (_regression, _classification, _tables, _bench)
         sections = [section for reader in readers for section in reader(folder)]
-    except (KeyError, TypeError, IndexError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, IndexError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} holds a file that looks like a result but is not: {error!r}") from error
     if not sections:
         raise ValueError(f"{folder} holds no results of eigenoise uci, cifar10, fit or bench")

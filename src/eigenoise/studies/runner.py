@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
@@ -162,6 +162,40 @@ def read_result(path: Path, settings: Mapping[str, Any], format: int) -> dict[st
     if present != settings:
         raise ValueError(f"{path} is the result of other settings; choose another folder or move it away")
     return result
+
+
+def collect(paths: Iterable[Path], format: int, check: Callable[[Mapping[str, Any]], None]) -> list[dict[str, Any]]:
+    """Reads all results of a study in a folder; files of other things are passed over.
+
+    Args:
+        paths: JSON files.
+        format: number of the format that this version reads.
+        check: raises for a result that lacks something.
+
+    Raises:
+        ValueError: if a result is damaged, with the name of its file.
+    """
+    results = [_checked(path, format, check) for path in paths]
+    return [result for result in results if result is not None]
+
+
+def _checked(path: Path, format: int, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+        if not (isinstance(content, dict) and content.get("format") == format and "settings" in content):
+            return None
+        check(content)
+        return content
+    except KeyError as error:
+        raise ValueError(f"{path} looks like a result but lacks {error}; move it away") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} looks like a result but is not ({error}); move it away") from error
+
+
+def check_numbers(name: str, values: Any) -> None:
+    """Raise TypeError unless ``values`` are a list of one number or more."""
+    if not isinstance(values, list) or not values or not all(isinstance(value, (int, float)) for value in values):
+        raise TypeError(f"{name}: expected a list of numbers, got {str(values)[:40]}")
 
 
 def environment() -> dict[str, Any]:

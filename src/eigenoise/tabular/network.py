@@ -110,6 +110,7 @@ class Stack:
             generator=torch.Generator().manual_seed(config.seed),
             **options,
         )
+        self.optimizer.constant_guess = None  # candidates that learn nothing are not chosen
 
     def load_means(self, means: Mapping[str, Tensor]) -> None:
         """Start from the mean weights of networks that were trained before.

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eigenoise import storage
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SNIFF_CHARACTERS = 1 << 16  # read to detect separator, header and decimal comma
 PARQUET_SUFFIXES = (".parquet", ".pq")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")  # of texts that a spreadsheet runs
 MISSING_MARKS = ("", "?", "NA", "N/A", "NaN", "nan", "NULL", "null", "None", "none", "-")
 
 
@@ -105,7 +106,24 @@ def _parquet(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a Parquet or CSV file, by its suffix, atomically."""
-    save = frame.to_parquet if path.suffix.lower() in PARQUET_SUFFIXES else frame.to_csv
-    storage.write(path, lambda temporary: save(temporary, index=False))
+def write_table(frame: pd.DataFrame, path: Path, own: Sequence[str] = ()) -> None:
+    """Write a Parquet or CSV file, by its suffix, atomically.
+
+    Args:
+        frame: the table.
+        path: the file.
+        own: columns that were added; in CSV their texts that a spreadsheet would run get an apostrophe.
+    """
+    if path.suffix.lower() in PARQUET_SUFFIXES:
+        storage.write(path, lambda temporary: frame.to_parquet(temporary, index=False))
+        return
+    from pandas.api.types import is_numeric_dtype
+
+    frame = frame.assign(**{name: frame[name].map(_harmless) for name in own if not is_numeric_dtype(frame[name])})
+    frame = frame.rename(columns={name: _harmless(name) for name in own})
+    storage.write(path, lambda temporary: frame.to_csv(temporary, index=False))
+
+
+def _harmless(value: Any) -> Any:
+    """A text that no spreadsheet takes for a formula; other values as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

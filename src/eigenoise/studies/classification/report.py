@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from eigenoise import storage
+from eigenoise import checks, storage
 from eigenoise.reporting import figures
 from eigenoise.reporting.figures import LABELS
 from eigenoise.reporting.tables import Cell, Grid, markdown, paired_differences, score_grid
+from eigenoise.studies import runner
 from eigenoise.studies.classification.study import Run
 from eigenoise.studies.classification.training import METHODS
 from eigenoise.studies.recipes import REFERENCE, SETTINGS, load
@@ -31,8 +32,21 @@ SMOOTHING = 20  # steps that a point of a training curve averages
 
 def collect(folder: Path) -> list[dict[str, Any]]:
     """Reads all results of the study in a folder."""
-    contents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return [c for c in contents if isinstance(c, dict) and c.get("format") == Run.FORMAT and "scores" in c]
+    return [
+        result for result in runner.collect(sorted(folder.glob("*.json")), Run.FORMAT, _check) if "scores" in result
+    ]
+
+
+def _check(result: Mapping[str, Any]) -> None:
+    if "scores" not in result:  # of another study
+        return
+    checks.choice("method", result["settings"]["method"], METHODS)
+    checks.choice("setting", result["settings"]["setting"], [setting.name for setting in SETTINGS])
+    checks.integer("seed", result["settings"]["seed"], low=0)
+    for scores in (result["scores"]["mean"], _best(result)):
+        runner.check_numbers("scores", [scores[key] for key in MEASURES if key != "auroc"])
+        runner.check_numbers("auroc", [0.0, *scores["auroc"].values()])
+    runner.check_numbers("curve", [loss for loss, _ in result["curve"]])
 
 
 def check_comparable(results: Sequence[Result], where: str) -> None:

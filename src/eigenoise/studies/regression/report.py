@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eigenoise import storage
+from eigenoise import checks, storage
 from eigenoise.optim.methods import BAYESIAN
 from eigenoise.reporting import figures
 from eigenoise.reporting.figures import LABELS, Results, label
 from eigenoise.reporting.tables import Cell, Grid, markdown, paired_differences, score_grid
+from eigenoise.studies import runner
 from eigenoise.studies.recipes import REFERENCE, load
+from eigenoise.studies.regression.study import Run
 
 MEASURES = {  # key: title, which is best
     "ll": ("Test log-likelihood", max),
@@ -23,7 +24,15 @@ MEASURES = {  # key: title, which is best
 
 def collect(folder: Path, variant: str) -> list[dict[str, Any]]:
     """Reads all results of a preset (or of a preset with another kind of splits) in a folder."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"*-{variant}.json"))]
+    return runner.collect(sorted(folder.glob(f"*-{variant}.json")), Run.FORMAT, _check)
+
+
+def _check(result: Mapping[str, Any]) -> None:
+    checks.choice("method", result["settings"]["method"], BAYESIAN)
+    if not isinstance(result["settings"]["set"], str) or not isinstance(result["coverage"], dict):
+        raise TypeError("set: expected a name, and coverage: expected one number for each level")
+    for key in (*MEASURES, "curve"):
+        runner.check_numbers(key, result[key])
 
 
 def by_set(results: Sequence[Mapping[str, Any]]) -> Results:

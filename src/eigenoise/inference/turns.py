@@ -1,0 +1,69 @@
+"""One thread at a time holds a model's weights, so that no other takes a sample for the mean."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+PATIENCE = 10.0  # seconds that a prediction waits for a training block of another thread
+
+
+class _Turns:
+    """A lock that one thread may take several times, and that waiting threads get in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[object] = deque()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def take(self, patience: float | None) -> bool:
+        me, ticket = threading.get_ident(), object()
+        with self._changed:
+            if self._owner != me:
+                self._queue.append(ticket)
+                free = self._changed.wait_for(lambda: self._owner is None and self._queue[0] is ticket, patience)
+                self._queue.remove(ticket)
+                if not free:
+                    self._changed.notify_all()
+                    return False
+            self._owner, self._depth = me, self._depth + 1
+            return True
+
+    def give_back(self) -> None:
+        with self._changed:
+            self._depth -= 1
+            if not self._depth:
+                self._owner = None
+                self._changed.notify_all()
+
+
+_turns: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
+
+
+@contextmanager
+def exclusive(model: nn.Module, patience: float | None = None) -> Iterator[None]:
+    """Within the block no other thread can put weights into ``model`` or read its means.
+
+    Args:
+        model: the model itself, not what wraps it.
+        patience: seconds to wait for another thread, or None for as long as it takes.
+
+    Raises:
+        RuntimeError: if the other thread takes longer.
+    """
+    turns = _turns.setdefault(model, _Turns())
+    if not turns.take(patience):
+        raise RuntimeError(
+            f"another thread has had sampled weights in this model for {patience:g} seconds: leave its "
+            "sampled_params() block, or predict with a copy of the model"
+        )
+    try:
+        yield
+    finally:
+        turns.give_back()
