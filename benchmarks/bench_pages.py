@@ -17,7 +17,6 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results" / "bench"
 SHORT = [
     "noisy EK-FAC",
-    "noisy EK-FAC, factored basis",
     "noisy K-FAC",
     "noisy Adam",
     "BBB",

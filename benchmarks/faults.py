@@ -533,29 +533,17 @@ def _train_with(fault: str, faulty: bool) -> None:
 
 def kills(data: Path | None, each: int = 75) -> Counts:
     """SIGKILL at random moments of long commands, which are started again; at the end all is as if it never was."""
+    short = ["--splits", "2", "--epochs", "12", "--quiet"]
     commands = {
-        "uci": ["uci", "boston", "--method", "noisy-ekfac", "--preset", "paper", "--quiet"],
-        "uci, two methods": ["uci", "yacht", "--method", "noisy-kfac,bbb", "--preset", "paper", "--quiet"],
+        "uci": ["uci", "boston", "--method", "noisy-ekfac", "--preset", "paper", *short],
+        "uci, two methods": ["uci", "yacht", "--method", "noisy-kfac,bbb", "--preset", "paper", *short],
         "fit": ["fit", "TABLE", "--target", "y", "--out", "OUT/m.model", "--quiet"],
         "bench": ["bench", "a", "--no-peers", "--no-memory", "--rounds", "1", "--out", "OUT", "--quiet"],
     }
     if data is not None:
-        small = [
-            "--train-size",
-            "64",
-            "--batch-size",
-            "16",
-            "--steps",
-            "12",
-            "--samples",
-            "1",
-            "--width",
-            "0.125",
-            "--resume",
-            "--quiet",
-            "--data",
-        ]
-        commands["cifar10"] = ["cifar10", "--method", "noisy-ekfac", *small, str(data), "--out", "OUT"]
+        sizes = {"train-size": 64, "batch-size": 16, "steps": 12, "samples": 1, "width": 0.125}
+        small = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+        commands["cifar10"] = ["cifar10", "--method", "noisy-ekfac", *small, "--resume", "--quiet", "--data", str(data)]
     total = {"tried": 0, "left half a file": 0, "survived": 0}
     for name, command in commands.items():
         with tempfile.TemporaryDirectory() as folder:

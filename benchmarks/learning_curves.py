@@ -52,6 +52,8 @@ WAYS = {
     "noise used twice": {**PLAIN, "reuse_noise": True},
     "a part of the batch": {**PLAIN, "stats_fraction": "auto"},
     "leading eigenvectors": {**PLAIN, "basis_rank": "auto"},
+    "a 32nd of them": {**PLAIN, "basis_rank": 1 / 32},
+    "a 64th of them": {**PLAIN, "basis_rank": 1 / 64},
     "all of these, float32": {"precision": "float32"},
 }
 
@@ -95,8 +97,9 @@ def run(network, options, train, held_out, seed, steps):
             done += 1
             if done == steps:
                 break
-    bound = opt.elbo(x[:2000], y[:2000], samples=8)
-    predicted = en.predict(model, opt, held_out[0], samples=10)
+    batches = x.split(BATCH)  # whose first eight batch norm's averages are recomputed from for each sample
+    bound = opt.elbo(x[:2000], y[:2000], samples=8, batch_norm=batches)
+    predicted = en.predict(model, opt, held_out[0], samples=10, batch_norm=batches)
     return {
         "elbo": float(bound.per_example),
         "fit": float(bound.log_likelihood) / IMAGES,
@@ -145,16 +148,23 @@ def main() -> None:
 
 
 def _differences(rows):
-    """Means over seeds, and of the paired differences to the reference, with standard errors."""
+    """Means over seeds, and the paired differences to the reference with standard errors, as a table in Markdown."""
+    names = ("elbo", "fit", "held_out_ll")
+    print("| network | way | ELBO per example | expected log-likelihood | held-out log-likelihood |")
+    print("|---|---|---|---|---|")
     for network in dict.fromkeys(row["network"] for row in rows):
         table = {way: {r["seed"]: r for r in rows if (r["network"], r["way"]) == (network, way)} for way in WAYS}
         for way, own in table.items():
             both = sorted(own.keys() & table[REFERENCE].keys())
-            for name in ("elbo", "fit", "held_out_ll"):
+            if not both:
+                continue
+            cells = []
+            for name in names:
                 gaps = np.array([own[seed][name] - table[REFERENCE][seed][name] for seed in both])
                 error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-                mean = np.mean([own[seed][name] for seed in both])
-                print(f"{network:6} {way:22} {name:12} {mean:9.4f}, to {REFERENCE} {gaps.mean():+.4f} ± {error:.4f}")
+                gap = "" if way == REFERENCE else f" ({gaps.mean():+.3f} ± {error:.3f})"
+                cells.append(f"{np.mean([own[seed][name] for seed in both]):.3f}{gap}")
+            print(f"| {network} | {way} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":
