@@ -1,6 +1,7 @@
 """Attack the library as a stranger would use and abuse it, and count what was survived or refused clearly.
 
-    python benchmarks/faults.py [--part flips hostile numbers misuses processes kills] [--show] [--data FOLDER]
+    python benchmarks/faults.py [--part flips hostile numbers misuses processes kills] [--command uci fit]
+        [--kills 65] [--data FOLDER] [--show]
 
 Counts are written to benchmarks/results/faults.json after each part; any fault that is neither survived nor refused
 stops the script. FOLDER, with CIFAR-10 in it, is wanted for killing the image study; without it that is left out.
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import importlib
 import io
 import itertools
 import json
@@ -531,27 +534,22 @@ def _train_with(fault: str, faulty: bool) -> None:
 # Kills.
 
 
-def kills(data: Path | None, each: int = 75) -> Counts:
-    """SIGKILL at random moments of long commands, which are started again; at the end all is as if it never was."""
-    short = ["--splits", "2", "--epochs", "12", "--quiet"]
-    commands = {
-        "uci": ["uci", "boston", "--method", "noisy-ekfac", "--preset", "paper", *short],
-        "uci, two methods": ["uci", "yacht", "--method", "noisy-kfac,bbb", "--preset", "paper", *short],
-        "fit": ["fit", "TABLE", "--target", "y", "--out", "OUT/m.model", "--quiet"],
-        "bench": ["bench", "a", "--no-peers", "--no-memory", "--rounds", "1", "--out", "OUT", "--quiet"],
-    }
-    if data is not None:
-        sizes = {"train-size": 64, "batch-size": 16, "steps": 12, "samples": 1, "width": 0.125}
-        small = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-        commands["cifar10"] = ["cifar10", "--method", "noisy-ekfac", *small, "--resume", "--quiet", "--data", str(data)]
-    total = {"tried": 0, "left half a file": 0, "survived": 0}
-    for name, command in commands.items():
-        with tempfile.TemporaryDirectory() as folder:
-            counts = _killed(command, Path(folder), each)
-        print(f"  {name}: {counts}", flush=True)
-        for key, value in counts.items():
-            total[key] += value
-    return total
+COMMANDS = {
+    "uci": "uci boston --method noisy-ekfac --preset paper --splits 2 --epochs 12 --quiet",
+    "uci, two methods": "uci yacht --method noisy-kfac,bbb --preset paper --splits 2 --epochs 12 --quiet",
+    "fit": "fit TABLE --target y --out OUT/m.model --quiet",
+    "bench": "bench a --no-peers --no-memory --rounds 1 --out OUT --quiet",
+    "cifar10": "cifar10 --method noisy-ekfac --train-size 64 --batch-size 16 --steps 12 --samples 1 --width 0.125 "
+    "--resume --quiet --data DATA",
+}
+
+
+def kills(name: str, data: Path | None, count: int) -> Counts:
+    """SIGKILL at random moments of a long command, which is started again; in the end all is as if it never was."""
+    for module in SLOW_IMPORTS:  # once, for all forks
+        importlib.import_module(module)
+    with tempfile.TemporaryDirectory() as folder:
+        return _killed(COMMANDS[name].replace("DATA", str(data)).split(), Path(folder), count)
 
 
 def _killed(command: list[str], folder: Path, count: int) -> Counts:
@@ -563,6 +561,7 @@ def _killed(command: list[str], folder: Path, count: int) -> Counts:
     began = time.monotonic()
     assert _run(command, table, outs["straight"]).wait() == 0
     whole = time.monotonic() - began
+    print(f"  {' '.join(command)}: {whole:.1f} s in peace", flush=True)
     while tried < count:
         process = _run(command, table, outs["broken"])
         time.sleep(chance.uniform(0, 1.2 * whole))
@@ -637,6 +636,18 @@ def _compare(straight: Path, broken: Path) -> None:
         persistence.load(broken)
 
 
+SLOW_IMPORTS = (
+    "matplotlib.pyplot",
+    "pandas",
+    "rich.progress",
+    "sklearn.ensemble",
+    "sympy",
+    "torch._dynamo",
+    "eigenoise.studies.bench.run",
+    "eigenoise.studies.classification.report",
+    "eigenoise.studies.regression.report",
+    "eigenoise.tabular.learning",
+)
 PARTS = {
     "flips": flips,
     "hostile": hostile,
@@ -646,25 +657,34 @@ PARTS = {
 }
 
 
-def show(results: dict) -> None:
-    print(f"{'part':12} {'tried':>6}  counts")
-    for name, counts in results["parts"].items():
-        print(f"{name:12} {counts['tried']:6}  " + ", ".join(f"{k} {v}" for k, v in counts.items() if k != "tried"))
+def table(results: dict) -> str:
+    """The counts in Markdown."""
+    rows = ["| what | tried | survived | refused | half a file left |", "|---|---|---|---|---|"]
+    for name, counts in sorted(results["parts"].items()):
+        cells = [str(counts.get(key, "")) for key in ("tried", "survived", "refused", "left half a file")]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=[*PARTS, "kills"], default=[*PARTS, "kills"])
+    parser.add_argument("--command", nargs="+", choices=COMMANDS, default=list(COMMANDS))
+    parser.add_argument("--kills", type=int, default=65, help="of each command")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    parts = json.loads(OUT.read_text())["parts"] if OUT.exists() else {}
-    for part in [] if args.show else args.part:
-        parts[part] = kills(args.data) if part == "kills" else PARTS[part]()
-        print(part, parts[part], flush=True)
-        storage.write_json(OUT, {"parts": parts, "environment": environment()})
-    show({"parts": parts})
+    work = {part: PARTS[part] for part in args.part if part != "kills"}
+    if "kills" in args.part:
+        commands = [name for name in args.command if name != "cifar10" or args.data is not None]
+        work |= {f"kills of {name}": functools.partial(kills, name, args.data, args.kills) for name in commands}
+    for name, count in {} if args.show else work.items():
+        counts = count()
+        print(name, counts, flush=True)
+        parts = json.loads(OUT.read_text())["parts"] if OUT.exists() else {}  # another process may have written
+        storage.write_json(OUT, {"parts": {**parts, name: counts}, "environment": environment()})
+    print(table(json.loads(OUT.read_text())), end="")
 
 
 if __name__ == "__main__":

@@ -254,3 +254,9 @@ def test_costs_on_the_pages_are_those_of_the_committed_results():
     short += ["BBB (bayesian-torch)", "SINGD dense, every 10 (singd)"]
     table = show.summary(results, ["a", "b", "c"], short).markdown().splitlines()[2:]
     assert [line for line in table if line not in (ROOT / "README.md").read_text()] == []
+
+
+def test_attacks_on_the_page_are_those_of_the_committed_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    results = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
+    assert benchmark("faults").table(results) in (ROOT / "docs" / "robustness.md").read_text()
