@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def in_thread(work):
 def test_within_a_block_another_thread_is_refused_and_the_mean_survives(monkeypatch, what):
     for module in ("predict", "elbo", "posterior"):
         monkeypatch.setattr(f"eigenoise.inference.{module}.PATIENCE", 0.05)
-    for module in ("blocks", "evaluation"):
+    for module in ("base", "evaluation"):
         monkeypatch.setattr(f"eigenoise.optim.{module}.PATIENCE", 0.05)
     model, opt = trained()
     step(model, opt)
@@ -111,7 +112,7 @@ def test_turns_are_taken_in_order_and_again_by_their_owner():
             threads.append(threading.Thread(target=work))
             threads[-1].start()
             while len(turns._turns[model]._queue) <= i:
-                pass
+                time.sleep(0.001)
     for thread in threads:
         thread.join(10)
     assert order == [0, 1, 2]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from eigenoise import checks
-from eigenoise.inference.turns import exclusive
+from eigenoise.inference.turns import PATIENCE, exclusive
 from eigenoise.layers.assignment import Assignment, assign, describe
 from eigenoise.likelihoods import Likelihood, as_likelihood
 from eigenoise.linalg import full_precision
@@ -171,7 +171,8 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         source = generator or self.generator
         draw = partial(self._draw, source, None if generator is not None else self.noise_ramp)
         block = self.blocks.run(draw, partial(self._begin_block, source), self._end_block, mirror=generator is None)
-        with block, self.likelihood.observed_by(self._observe):
+        patience = None if generator is None else PATIENCE  # a prediction does not wait for ever
+        with exclusive(self.model, patience), block, self.likelihood.observed_by(self._observe):
             yield
 
     def _draw(self, generator: torch.Generator, ramp: float | None) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from eigenoise import checks
-from eigenoise.inference.turns import PATIENCE, exclusive
 from eigenoise.layers.snapshot import ModelSnapshot
 from eigenoise.linalg import full_precision
 from eigenoise.optim.weight_swap import InPlace, SideBySide, Slot, Swap
@@ -62,7 +61,7 @@ class Blocks:
     """
 
     def __init__(self, model: nn.Module, slots: Sequence[Slot], sampling: Sampling):
-        self.model, self._snapshot = model, ModelSnapshot(model)
+        self._snapshot = ModelSnapshot(model)
         self.slots, self.antithetic, self.parallel = slots, sampling.antithetic, sampling.parallel
         self.per_step = 1 if sampling.parallel else sampling.samples
         self.swap: Swap = InPlace(slots)
@@ -92,16 +91,6 @@ class Blocks:
         Raises:
             RuntimeError: if a block is running, or the model is no longer the one that it was.
         """
-        with exclusive(self.model, None if mirror else PATIENCE):
-            yield from self._run(draw, begin, end, mirror)
-
-    def _run(
-        self,
-        draw: Callable[[], None],
-        begin: Callable[[], AbstractContextManager],
-        end: Callable[[bool], None],
-        mirror: bool,
-    ) -> Iterator[None]:
         if self.inside:
             raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
         last = self._last if mirror else None
