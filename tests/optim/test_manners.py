@@ -383,7 +383,7 @@ def test_hyperparameters_travel_with_the_state(data):
     one.param_groups[0].update(lr=0.5, kl_weight=0.25)
     other.load_state_dict(one.state_dict())
     assert other.param_groups[0]["lr"] == 0.5
-    assert other.intrinsic_damping == one.intrinsic_damping
+    assert other.slots[0].damping(other.group) == one.slots[0].damping(one.group)
 
 
 def test_states_of_others_are_refused_before_anything_changes(data):
@@ -592,7 +592,7 @@ def test_a_stack_may_share_parameters(width):
     step(opt, torch.randn(stack, 8, 3), torch.randn(stack, 8, 1))
     slot = next(slot for slot in opt.slots if slot.name == "1.weight")
     change = parameters(opt)["1.weight"] - before["1.weight"]
-    size = (change.square() * slot.fisher.spectrum(opt.intrinsic_damping)).sum()
+    size = (change.square() * slot.fisher.spectrum(slot.damping(opt.group))).sum()
     assert 0 < size <= 1e-3 * (1 + 1e-9)  # clipped as a whole, not coordinate by coordinate
     whole = sum(float(slot.kl(opt.group).sum()) for slot in opt.slots)
     assert float(opt.kl().sum()) == pytest.approx(whole)
@@ -731,7 +731,7 @@ def test_a_layer_used_late_gets_a_full_first_step(data):
     opt.step()
     slot = opt.slots[1]
     gradient = slot.fisher.unrotate(slot.momentum) / 0.1  # of which the momentum has taken a tenth
-    full = slot.fisher.solve(gradient, opt.intrinsic_damping)[:, :-1]
+    full = slot.fisher.solve(gradient, slot.damping(opt.group))[:, :-1]
     torch.testing.assert_close(parameters(opt)["b.weight"] - before, -1e-6 * full, rtol=1e-6, atol=1e-15)
 
 

@@ -74,7 +74,7 @@ def test_one_step_is_eq_9(data, method, damping):
     gradients = [flat_gradient(opt, slot) for slot in opt.slots]
     opt.step()
     intrinsic = 0.7 / (N * 0.5)
-    assert opt.intrinsic_damping == pytest.approx(intrinsic)
+    assert opt.slots[0].damping(opt.group) == pytest.approx(intrinsic)
     for slot, mean, W, gradient, after in zip(opt.slots, before, drawn, gradients, means(opt), strict=True):
         V = -gradient - intrinsic * W
         dense = slot.fisher.dense(intrinsic + damping)
@@ -145,11 +145,11 @@ def test_momentum_averages_gradients(data):
     for k in range(1, 4):
         before = means(opt)
         block(opt, x * k, y)
-        gradients = [flat_gradient(opt, slot) + opt.intrinsic_damping * slot.mean for slot in opt.slots]
+        gradients = [flat_gradient(opt, slot) + slot.damping(opt.group) * slot.mean for slot in opt.slots]
         opt.step()
         average = [0.5 * m + 0.5 * g for m, g in zip(average, gradients, strict=True)]
         for slot, m, old, new in zip(opt.slots, average, before, means(opt), strict=True):
-            direction = slot.fisher.solve(m / (1 - 0.5**k), opt.intrinsic_damping + 1.0)
+            direction = slot.fisher.solve(m / (1 - 0.5**k), slot.damping(opt.group) + 1.0)
             torch.testing.assert_close(new, old - 0.1 * direction, **TOL)
 
 
@@ -161,7 +161,7 @@ def change_size(opt, before, lr):
     sizes = []
     for slot, old, new in zip(opt.slots, before, means(opt), strict=True):
         delta = (new - old).flatten()
-        sizes.append(delta @ slot.fisher.dense(opt.intrinsic_damping) @ delta)
+        sizes.append(delta @ slot.fisher.dense(slot.damping(opt.group)) @ delta)
     return torch.stack(sizes)
 
 
@@ -265,8 +265,8 @@ def test_accumulated_blocks_pull_toward_their_mean_sample(data):
     gradients = [flat_gradient(opt, slot) for slot in opt.slots]
     opt.step()
     for i, slot in enumerate(opt.slots):
-        V = gradients[i] + opt.intrinsic_damping * (drawn[0][i] + drawn[1][i]) / 2
-        expected = before[i] - slot.fisher.solve(V, opt.intrinsic_damping)
+        V = gradients[i] + slot.damping(opt.group) * (drawn[0][i] + drawn[1][i]) / 2
+        expected = before[i] - slot.fisher.solve(V, slot.damping(opt.group))
         torch.testing.assert_close(means(opt)[i], expected, **TOL)
 
 
@@ -281,7 +281,7 @@ def test_everything_can_be_scheduled(data):
     scheduler.step()
     assert opt.param_groups[0]["lr"] == lr / 2
     opt.param_groups[0].update(kl_weight=0.5, prior_var=2.0, num_data=200, ema_factors=0.5, ema_scale=0.25)
-    assert opt.intrinsic_damping == pytest.approx(0.5 / 400)
+    assert opt.slots[0].damping(opt.group) == pytest.approx(0.5 / 400)
     assert opt.posterior_scale == pytest.approx(0.5 / 200)
     trace = opt.posterior["0"].covariance_matrix.trace()
     opt.param_groups[0]["kl_weight"] = 0.25

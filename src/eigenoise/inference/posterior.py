@@ -125,13 +125,20 @@ class Posterior(Mapping[str, Distribution]):
         """One draw of all weights, by parameter name."""
         return {k: v for entry in self.entries.values() for k, v in entry.unpack(entry.draw(generator)).items()}
 
-    def kl(self, prior_var: float) -> Tensor:
-        """KL(q ‖ N(0, prior_var·I)), all layers together; ``(s,)`` for a stack of models."""
-        checks.number("prior_var", prior_var, open_low=True)
+    def kl(self, prior_var: float | Mapping[str, float]) -> Tensor:
+        """KL(q ‖ N(0, ηI)), all layers together; ``(s,)`` for a stack of models.
+
+        Args:
+            prior_var: η of all layers, or of each by its name, as the optimiser's ``prior_vars`` has them.
+
+        Raises:
+            ValueError: if η is not positive, or a layer has none.
+        """
         kls = []
-        for entry in self.entries.values():
+        for name, entry in self.entries.items():
             q = entry.distribution
-            prior = Independent(Normal(torch.zeros_like(q.mean), prior_var**0.5), len(q.event_shape))
+            variance = _prior_var(prior_var, name)
+            prior = Independent(Normal(torch.zeros_like(q.mean), variance**0.5), len(q.event_shape))
             kls.append((entry.stack, kl_divergence(q, prior)))
         return total_kl(kls, max((stack or 1 for stack, _ in kls), default=1))
 
@@ -251,6 +258,14 @@ class Posterior(Mapping[str, Distribution]):
             RecursionError,
         ) as error:
             raise ValueError(f"{path} is not a posterior that this version can read: {error}") from error
+
+
+def _prior_var(prior_var: float | Mapping[str, float], name: str) -> float:
+    if not isinstance(prior_var, Mapping):
+        return checks.number("prior_var", prior_var, open_low=True)
+    if name not in prior_var:
+        raise ValueError(f"prior_var must have a variance for every layer, got none for {name!r}")
+    return checks.number(f"prior_var[{name!r}]", prior_var[name], open_low=True)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

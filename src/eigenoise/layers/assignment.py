@@ -46,7 +46,7 @@ def assign(model: nn.Module, others: str = "diagonal", overrides: Mapping[str, s
     overrides = dict(overrides or {})
     for name, kind in overrides.items():
         checks.choice(f"overrides[{name!r}]", kind, TREATMENTS)
-        if not any(_below(path, name) and param.requires_grad for path, param in model.named_parameters()):
+        if not any(is_below(path, name) and param.requires_grad for path, param in model.named_parameters()):
             raise ValueError(f"overrides names {name!r}, but the model has no trainable parameter there")
     _check_parameters(model)
 
@@ -54,22 +54,24 @@ def assign(model: nn.Module, others: str = "diagonal", overrides: Mapping[str, s
     covered: set[int] = set()
     for name, module in model.named_modules():
         weight, bias = (f"{name}.{part}".lstrip(".") for part in ("weight", "bias"))
-        if _inside_attention(model, name) or any(_below(weight, o) for o in overrides):
+        if _inside_attention(model, name) or any(is_below(weight, o) for o in overrides):
             continue
-        layer = as_matrix_layer(name, module, with_bias=not any(_below(bias, o) for o in overrides))
+        layer = as_matrix_layer(name, module, with_bias=not any(is_below(bias, o) for o in overrides))
         if layer is not None:
             chosen.append(Assignment(layer, "structured"))
             covered.update(id(p) for p in layer.params)
     for name, param in model.named_parameters():
         if param.requires_grad and id(param) not in covered:
-            kinds = [kind for o, kind in overrides.items() if _below(name, o)]
-            chosen.append(Assignment(BareParameter(name, param), kinds[-1] if kinds else others))
+            kinds = [kind for o, kind in overrides.items() if is_below(name, o)]
+            owner = model.get_submodule(name.rpartition(".")[0])
+            chosen.append(Assignment(BareParameter(name, param, owner), kinds[-1] if kinds else others))
     if not chosen:
         raise ValueError("the model has nothing to train: every parameter is frozen, or there is none")
     return chosen
 
 
-def _below(path: str, name: str) -> bool:
+def is_below(path: str, name: str) -> bool:
+    """Whether the module or parameter ``path`` is ``name`` or within it; the empty name is the whole model."""
     return not name or path == name or path.startswith(name + ".")
 
 

@@ -55,6 +55,11 @@ class MatrixLayer(ABC):
     def shape(self) -> tuple[int, ...]:
         """Shape ``(..., p, n)`` of the matrix."""
 
+    @property
+    def fan_in(self) -> int | None:
+        """Number of inputs, the bias column not counted."""
+        return self.shape[-1] - self.has_bias
+
     @abstractmethod
     def views(self, matrix: Tensor) -> list[Tensor]:
         """Parts of ``matrix`` in the shapes of ``params``, sharing its memory."""
@@ -233,16 +238,27 @@ class ConvLayer(MatrixLayer):
 
 
 class BareParameter:
-    """A parameter that is no layer's matrix: it gets the diagonal structure in its own shape."""
+    """A parameter that is no layer's matrix: it gets the diagonal structure in its own shape.
+
+    Args:
+        name: its name in the model.
+        param: the parameter.
+        owner: the module that it belongs to.
+
+    Attributes:
+        fan_in: the number of inputs if it is a matrix that multiplies them, else None.
+    """
 
     stack = None
     unfolds = False
 
-    def __init__(self, name: str, param: nn.Parameter):
+    def __init__(self, name: str, param: nn.Parameter, owner: nn.Module | None = None):
         self.name = name
         self.params = [param]
         self.param_names = [name]
         self.shape = tuple(param.shape)
+        is_lookup = isinstance(owner, (nn.Embedding, nn.EmbeddingBag))
+        self.fan_in = None if param.ndim < 2 or is_lookup else param.shape[1:].numel()
 
     def views(self, matrix: Tensor) -> list[Tensor]:
         """The array itself."""

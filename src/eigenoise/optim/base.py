@@ -27,12 +27,11 @@ from eigenoise.optim.blocks import Blocks, Sampling
 from eigenoise.optim.closure import run_closure
 from eigenoise.optim.evaluation import PosteriorAccess
 from eigenoise.optim.monitoring import ConstantGuess, NonFinitePolicy, RunningLoss, nonfinite_error
+from eigenoise.optim.prior_variance import check_prior_names, check_prior_var
 from eigenoise.optim.weight_swap import Slot
 from eigenoise.parallel.ddp import original_module, refuse_join, refuse_wrapping_later, unwrapped
 from eigenoise.parallel.lockstep import Lockstep
 from eigenoise.parallel.ranks import Ranks
-
-MIN_PRIOR_VAR = 1e-20  # below, variances vanish in float32
 
 
 class BayesianOptimizer(PosteriorAccess, Optimizer):
@@ -72,11 +71,14 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.likelihood = as_likelihood(likelihood)
         self.noisy, self.sampling, self.samples = noisy, sampling, sampling.samples
         hyper = {key: value.item() if isinstance(value, np.generic) else value for key, value in hyper.items()}
+        if isinstance(hyper["prior_var"], Mapping):
+            hyper["prior_var"] = dict(hyper["prior_var"])
         self._check_hyper(hyper)
         self.batch_dim = checks.integer("batch_dim", batch_dim, low=0)
         self.model, self.ranks = unwrapped(model)
         self._wrapped = original_module(model)
         self.assignments = assign(self.model, others, overrides)
+        check_prior_names(hyper["prior_var"], [assignment.layer for assignment in self.assignments])
         self.slots: list[Any] = [make_slot(assignment) for assignment in self.assignments]
         self.parallel = sampling.samples if sampling.parallel else None
         self.blocks = Blocks(self.model, self.slots, sampling)
@@ -114,6 +116,11 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         """The one parameter group."""
         return self.param_groups[0]
 
+    @property
+    def prior_vars(self) -> dict[str, float]:
+        """η of each layer by its name."""
+        return {slot.name: slot.prior_var(self.group) for slot in self.slots}
+
     # What a subclass says.
 
     @abstractmethod
@@ -149,7 +156,7 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         checks.integer("num_data", hyper["num_data"])
         checks.number("lr", hyper["lr"])
         checks.number("kl_weight", hyper["kl_weight"])
-        checks.number("prior_var", hyper["prior_var"], low=MIN_PRIOR_VAR)
+        check_prior_var(hyper["prior_var"])
 
     # Sampling.
 
@@ -276,6 +283,7 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         values = [value for key, value in self.group.items() if key != "params"]
         if values != self._checked:
             self._check_hyper(self.group)
+            check_prior_names(self.group["prior_var"], [slot.layer for slot in self.slots])
             self._checked = values
 
     def _stop_at_nan(self, loss: Tensor) -> None:

@@ -50,7 +50,7 @@ class RhoSlot(Slot):
 
     def kl(self, group: Group) -> Tensor:
         """Σ ½·[(σ² + μ²)/η − 1 + log(η/σ²)]."""
-        std, prior_var = self.std, group["prior_var"]
+        std, prior_var = self.std, self.prior_var(group)
         terms = 0.5 * ((std.square() + self.mean.square()) / prior_var - 1 + math.log(prior_var) - 2 * std.log())
         return terms.sum() if self.layer.stack is None else terms.flatten(1).sum(-1)
 
@@ -80,7 +80,8 @@ class BayesByBackprop(BayesianOptimizer):
         likelihood: what the model's output means: a likelihood, ``"regression"`` or ``"classification"``.
         lr: Adam's step size, for μ and ρ alike.
         kl_weight: λ, the weight of the KL term.
-        prior_var: η, the variance of the prior N(0, ηI).
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
+            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         betas: Adam's decay rates.
         eps: Adam's.
         init_std: σ at the start.
@@ -104,7 +105,7 @@ class BayesByBackprop(BayesianOptimizer):
         likelihood: Likelihood | str,
         lr: float = 0.01,
         kl_weight: float = 1.0,
-        prior_var: float = 1.0,
+        prior_var: float | str | Mapping[str, float] = 1.0,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         init_std: float = 0.05,
@@ -192,8 +193,9 @@ class BayesByBackprop(BayesianOptimizer):
         if not checks.all_finite([loss, *(p.grad for p in self.params if p.grad is not None)]):
             self._stop_at_nan(loss)
         group = self.group
-        weight, prior_var = group["kl_weight"] / group["num_data"], group["prior_var"]
+        weight = group["kl_weight"] / group["num_data"]
         for slot in self.slots:
+            prior_var = slot.prior_var(group)
             for view, param in zip(slot.layer.views(slot.mean), slot.layer.params, strict=True):
                 if param.grad is not None:
                     if self.blocks_per_step > 1:

@@ -103,7 +103,7 @@ class FisherSlot(Slot):
         """γ_in = λ/(Nη), or (λ/N)·Λ₀ as its diagonal in the basis where an earlier posterior is the prior."""
         scale = posterior_scale(group)
         if self.prior is None:
-            return scale / group["prior_var"]
+            return scale / self.prior_var(group)
         if self._prior_damping is None or self._prior_damping[0] != scale:
             self._prior_damping = scale, scale * self.prior.diagonal(self.fisher)
         return self._prior_damping[1]
@@ -111,7 +111,7 @@ class FisherSlot(Slot):
     def add_prior_gradient(self, drawn: Tensor, group: Group) -> None:
         """Add (λ/N)·Λ₀·(W − M₀), the gradient of the prior, at the weights ``drawn``."""
         if self.prior is None:
-            self.gradient.add_(drawn, alpha=posterior_scale(group) / group["prior_var"])
+            self.gradient.add_(drawn, alpha=posterior_scale(group) / self.prior_var(group))
         else:
             self.gradient.add_(self.prior.pull(drawn), alpha=posterior_scale(group))
 
@@ -162,7 +162,7 @@ class FisherSlot(Slot):
         if self.prior is not None:
             return self.prior.kl(self.mean, scale * self.fisher.inverse(damping), self.fisher)
         mean = self.mean.flatten(-dims) if dims else self.mean.unsqueeze(-1)
-        d, prior_var = mean.shape[-1], group["prior_var"]
+        d, prior_var = mean.shape[-1], self.prior_var(group)
         trace = scale * self.fisher.inv_trace(damping) + mean.square().sum(-1)
         log_ratio = self.fisher.logdet(damping) + d * math.log(prior_var / scale)
         return 0.5 * (trace / prior_var - d + log_ratio)

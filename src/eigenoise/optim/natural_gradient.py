@@ -209,11 +209,6 @@ class NaturalGradient(BayesianOptimizer):
                 slot.move(direction, torch.from_numpy(rate).to(direction)[:, None, None])
 
     @property
-    def intrinsic_damping(self) -> float:
-        """γ_in = λ/(Nη)."""
-        return self.posterior_scale / self.group["prior_var"]
-
-    @property
     def posterior_scale(self) -> float:
         """λ/N."""
         return posterior_scale(self.group)

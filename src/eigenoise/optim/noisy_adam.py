@@ -31,7 +31,8 @@ class NoisyAdam(NaturalGradient):
             ``"classification"``.
         lr: α, the step size.
         kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
-        prior_var: η, the variance of the prior N(0, ηI).
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
+            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         prior: a posterior of earlier data in the place of N(0, ηI), for the layers that it holds. The gradient feels
             its whole covariance, the new posterior its diagonal in the new basis.
         damping: γ_ex, added to the Fisher in the step but not in the posterior.
@@ -76,7 +77,7 @@ class NoisyAdam(NaturalGradient):
         likelihood: Likelihood | str,
         lr: float = 0.01,
         kl_weight: float = 1.0,
-        prior_var: float = 1.0,
+        prior_var: float | str | Mapping[str, float] = 1.0,
         prior: Posterior | None = None,
         damping: float = 0.0,
         momentum: float = 0.9,

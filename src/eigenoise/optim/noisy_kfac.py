@@ -29,7 +29,8 @@ class NoisyKFAC(NaturalGradient):
             ``"classification"``.
         lr: α, the step size.
         kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
-        prior_var: η, the variance of the prior N(0, ηI).
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
+            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         damping: γ_ex, added to the Fisher in the step but not in the posterior.
         momentum: of the gradient before preconditioning, bias-corrected.
         ema_factors: β̃, rate of the moving averages of A and S at each update; update k has at least the weight 1/(k +
@@ -82,7 +83,7 @@ class NoisyKFAC(NaturalGradient):
         likelihood: Likelihood | str,
         lr: float = 0.01,
         kl_weight: float = 1.0,
-        prior_var: float = 1.0,
+        prior_var: float | str | Mapping[str, float] = 1.0,
         damping: float = 0.0,
         momentum: float = 0.9,
         ema_factors: float = 0.03,
@@ -155,7 +156,8 @@ class KFAC(NaturalGradient):
             ``"classification"``.
         lr: α, the step size.
         kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
-        prior_var: η, the variance of the prior N(0, ηI).
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
+            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         damping: γ_ex, added to the Fisher in the step but not in the posterior.
         momentum: of the gradient before preconditioning, bias-corrected.
         ema_factors: β̃, rate of the moving averages of A and S at each update; update k has at least the weight 1/(k +
@@ -198,7 +200,7 @@ class KFAC(NaturalGradient):
         likelihood: Likelihood | str,
         lr: float = 0.01,
         kl_weight: float = 1.0,
-        prior_var: float = 1.0,
+        prior_var: float | str | Mapping[str, float] = 1.0,
         damping: float = 0.0,
         momentum: float = 0.9,
         ema_factors: float = 0.03,

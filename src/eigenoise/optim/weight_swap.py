@@ -12,6 +12,7 @@ from torch.distributions import Distribution
 
 from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer, StackedLinearLayer
 from eigenoise.models import StackedLinear
+from eigenoise.optim.prior_variance import PriorVar, prior_variance
 
 Group = Mapping[str, Any]  # the hyperparameters of a parameter group
 
@@ -33,6 +34,7 @@ class Slot(ABC):
         self.layer, self.has_posterior = layer, has_posterior
         self.mean, self.sample = (self.empty() for _ in range(2))
         self.noise = self.sample
+        self._prior_var: tuple[PriorVar, float] | None = None  # η and the hyperparameter that it follows from
 
     @abstractmethod
     def draw(self, generator: torch.Generator, group: Group, ramp: float | None = None) -> None:
@@ -63,6 +65,13 @@ class Slot(ABC):
     @abstractmethod
     def describe(self) -> str:
         """A few words on how the matrix is treated."""
+
+    def prior_var(self, group: Group) -> float:
+        """η, the variance of this matrix's prior N(0, ηI)."""
+        value = group["prior_var"]
+        if self._prior_var is None or self._prior_var[0] is not value:
+            self._prior_var = value, prior_variance(value, self.layer)
+        return self._prior_var[1]
 
     @property
     def name(self) -> str:
