@@ -38,12 +38,14 @@ class Basis(ABC):
 
     Attributes:
         size: k.
+        dtype: of the products that rotate.
         values: ``(..., k)``, eigenvalues of the moments when they were last decomposed.
         rotation_cost: multiplications to rotate one row.
         decomposition_cost: of all leading indices together, in units of k³.
     """
 
     size: int
+    dtype: torch.dtype
     values: Tensor
     rotation_cost: int
     decomposition_cost: int
@@ -195,8 +197,8 @@ class FullBasis(Basis):
         self.size = size
         self._gram = GramAverage(lead, size, init, options)
         self.q = torch.eye(size, **options).repeat(*lead, 1, 1)
-        # The same tensor unless rotations have another precision.
-        self._q = self.q.to(product_dtype(precision, size, self.q.dtype, self.q.device))
+        self.dtype = product_dtype(precision, size, self.q.dtype, self.q.device)
+        self._q = self.q.to(self.dtype)  # the same tensor unless rotations have another precision
         self.values = torch.full((*lead, size), init or 0.0, **options)
         self.rotation_cost = size * size
         self.decomposition_cost = self.q.numel() * size
@@ -290,6 +292,7 @@ class IdentityBasis(Basis):
         self.size = size
         self._moments = MovingAverage(torch.full((*lead, size), init or 0.0, **options), mean_of_entries)
         self.values = self._moments.value
+        self.dtype = self.values.dtype
 
     def update(self, x: Tensor, count: int) -> None:
         """Gather Σ x²."""

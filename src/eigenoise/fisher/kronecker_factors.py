@@ -151,8 +151,8 @@ class KroneckerFactors:
 
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""
-        rotated = self.inputs.rotate(V)
-        return self.out.rotate_columns(rotated, overwrite=rotated is not V)
+        half = self.inputs.rotate(self._lowered(V))
+        return self.out.rotate_columns(half, overwrite=half is not V).to(V.dtype)
 
     def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
         """Q_SVQ_Aᵀ, of ``(..., p, n)`` or of k matrices ``(k, ..., p, n)`` at once.
@@ -162,11 +162,16 @@ class KroneckerFactors:
             overwrite: whether the memory of ``V`` may be used for the result.
         """
         if V.ndim == self.ndim:
-            half = self.inputs.unrotate(V, overwrite)
-            return self.out.unrotate_columns(half, overwrite or half is not V)
+            low = self._lowered(V)
+            half = self.inputs.unrotate(low, overwrite or low is not V)
+            return self.out.unrotate_columns(half, overwrite or half is not V).to(V.dtype)
         k, p = V.shape[0], V.shape[-2]  # one product for all k; no copy if memory has the order (..., p, k, n)
         columns = self.out.unrotate_columns(V.movedim(0, -2).flatten(-2)).unflatten(-1, (k, -1))
         return self.inputs.unrotate(columns.flatten(-3, -2)).unflatten(-2, (p, k)).movedim(-2, 0)
+
+    def _lowered(self, V: Tensor) -> Tensor:
+        """``V`` in the precision that both sides rotate in, so that it is rounded once."""
+        return V.to(self.out.dtype) if self.out.dtype == self.inputs.dtype else V
 
     def state(self) -> dict[str, Tensor]:
         """A, S, their bases and eigenvalues."""

@@ -18,7 +18,7 @@ from eigenoise import linalg
 from eigenoise.fisher.bases import Basis, GramAverage, MatrixChange
 from eigenoise.linalg.kronecker import matmul
 from eigenoise.linalg.moving_average import Averaged
-from eigenoise.linalg.precision import mixed_matmul, product_dtype
+from eigenoise.linalg.precision import product_dtype
 
 ITERATIONS = 2  # of the subspace; it goes on from the last one, and R is exact in whatever basis that gives
 
@@ -53,9 +53,9 @@ class LeadingBasis(Basis):
         start = torch.randn(size, rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         self.vectors = torch.linalg.qr(start)[0].to(**options).repeat(*lead, 1, 1)
         self.values = torch.full((*lead, size), init or 0.0, **options)
-        dtype = product_dtype(precision, size, self.vectors.dtype, self.vectors.device)
+        self.dtype = product_dtype(precision, size, self.vectors.dtype, self.vectors.device)
         self._exact = torch.empty_like(self.vectors), torch.empty_like(self.vectors)  # Y and W = Y·Tᵀ, (..., n, k)
-        self._Y, self._W = (part.to(dtype) for part in self._exact)  # the same tensors unless precision is lower
+        self._Y, self._W = (part.to(self.dtype) for part in self._exact)  # the same tensors unless precision is lower
         self.rotation_cost = 2 * rank * size
         self.decomposition_cost = (ITERATIONS + 1) * rank * size * self.values.numel()
         self.sync()
@@ -148,14 +148,18 @@ class LeadingBasis(Basis):
 
     def _reflect(self, x: Tensor, left: Tensor, right: Tensor, overwrite: bool) -> Tensor:
         """The rows minus (x·left)·rightᵀ."""
-        if x.ndim == 2 and x.dtype == left.dtype:
-            return torch.addmm(x, torch.mm(x, left), right.mT, alpha=-1, out=x if overwrite else None)
-        return x - mixed_matmul(matmul(x.to(left.dtype), left), right.mT, x.dtype)
+        rows = x.to(left.dtype)
+        if rows.ndim == 2:
+            memory = rows if overwrite or rows is not x else None
+            return torch.addmm(rows, torch.mm(rows, left), right.mT, alpha=-1, out=memory).to(x.dtype)
+        return (rows - matmul(matmul(rows, left), right.mT)).to(x.dtype)
 
     def _reflect_columns(self, x: Tensor, left: Tensor, right: Tensor, overwrite: bool) -> Tensor:
         """The columns minus left·(rightᵀ·x)."""
-        if x.ndim == 2 and x.dtype == left.dtype:
-            return torch.addmm(x, left, torch.mm(right.mT, x), alpha=-1, out=x if overwrite else None)
-        if x.ndim > left.ndim:
+        columns = x.to(left.dtype)
+        if columns.ndim == 2:
+            memory = columns if overwrite or columns is not x else None
+            return torch.addmm(columns, left, torch.mm(right.mT, columns), alpha=-1, out=memory).to(x.dtype)
+        if columns.ndim > left.ndim:
             left, right = left.unsqueeze(-3), right.unsqueeze(-3)
-        return x - mixed_matmul(left, matmul(right.mT, x.to(right.dtype)), x.dtype)
+        return (columns - matmul(left, matmul(right.mT, columns))).to(x.dtype)
