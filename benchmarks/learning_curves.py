@@ -77,6 +77,7 @@ def run(network, options, train, held_out, seed, steps):
         kl_weight=0.3,
         prior_var=0.01,
         damping=1e-3,
+        memory=None,
         noise_ramp=100,
         generator=torch.Generator().manual_seed(seed),
         **options,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import eigenoise as en
-from arguments import accepted
+from arguments import BAYES, PAPER_STEP, accepted
 
 N, D_IN, D_OUT, TAU = 30, 3, 2, 4.0
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
@@ -50,6 +50,7 @@ def train(method, x, y, steps, burn_in, **options):
 
 
 NATURAL = {
+    **PAPER_STEP,
     "fisher": "exact",
     "lr": 0.05,
     "momentum": 0.0,
@@ -90,7 +91,7 @@ def test_the_diagonal_method_finds_the_mean_field_solution(problem, kl_weight, p
 
 
 def test_bayes_by_backprop_finds_the_mean_field_solution(problem):
-    _, mean, variance = train(en.BayesByBackprop, *problem, 5000, 2000, lr=3e-3, betas=(0.9, 0.99))
+    _, mean, variance = train(en.BayesByBackprop, *problem, 5000, 2000, lr=3e-3, betas=(0.9, 0.99), **BAYES)
     exact_mean, exact_cov = exact_posterior(*problem, 1.0, 1.0)
     mean_field = torch.linalg.inv(exact_cov).diagonal().reciprocal().reshape(mean.shape)
     torch.testing.assert_close(variance, mean_field, rtol=0.08, atol=0)
@@ -98,7 +99,16 @@ def test_bayes_by_backprop_finds_the_mean_field_solution(problem):
 
 
 def test_factored_damping_is_not_the_exact_posterior(problem):
-    opt, _, _ = train(en.NoisyKFAC, *problem, 30, 0, damping_form="factored", refresh_every=1, prior_var=0.1, **NATURAL)
+    opt, _, _ = train(
+        en.NoisyKFAC,
+        *problem,
+        30,
+        0,
+        damping_form="factored",
+        refresh_every=1,
+        **{**BAYES, "prior_var": 0.1},
+        **NATURAL,
+    )
     _, exact_cov = exact_posterior(*problem, 1.0, 0.1)
     covariance = opt.posterior["0"].covariance_matrix
     assert covariance.trace() < 0.95 * exact_cov.trace()
@@ -118,7 +128,7 @@ def test_the_noise_precision_finds_its_optimum():
 
 def test_elbo_of_the_exact_posterior_is_the_evidence(problem):
     x, y = problem
-    opt, _, _ = train(en.NoisyEKFAC, x, y, 20, 0, refresh_every=1, **NATURAL)
+    opt, _, _ = train(en.NoisyEKFAC, x, y, 20, 0, refresh_every=1, **BAYES, **NATURAL)
     exact_mean, _ = exact_posterior(x, y, 1.0, 1.0)
     with torch.no_grad():
         opt.model[0].weight.copy_(exact_mean[:, :-1])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import eigenoise as en
-from arguments import accepted
+from arguments import BAYES, PAPER_STEP, accepted
 from eigenoise.optim.spectra import spectra
 
 TOL = {"rtol": 1e-9, "atol": 1e-11}
@@ -172,7 +172,7 @@ def test_clips_bound_the_change(data, method):
         ({"layer_clip": None, "kl_clip": 1e-4}, lambda sizes: sizes.sum()),
         ({"layer_clip": 1e-4, "kl_clip": 1.5e-4}, lambda sizes: sizes.sum() * 1e-4 / 1.5e-4),
     ):
-        opt = build(method, lr=10.0, **options)
+        opt = build(method, lr=10.0, **PAPER_STEP, **options)
         before = means(opt)
         step(opt, *data)
         bounded = expected(change_size(opt, before, 10.0))
@@ -254,7 +254,7 @@ def test_gradient_accumulation_equals_the_whole_batch(data, method):
 
 
 def test_accumulated_blocks_pull_toward_their_mean_sample(data):
-    opt = build(en.NoisyEKFAC, momentum=0.0, layer_clip=None, prior_var=0.01, lr=1.0)
+    opt = build(en.NoisyEKFAC, momentum=0.0, layer_clip=None, prior_var=0.01, lr=1.0, **PAPER_STEP)
     x, y = data
     before = means(opt)
     drawn = []
@@ -478,7 +478,7 @@ def test_by_default_noise_is_reused_where_it_can_be():
 
 
 def test_samples_that_reuse_noise_have_the_posterior_covariance(data):
-    opt = build(en.NoisyEKFAC, reuse_noise=True, stats_every=100, lr=0.0, guard=False)
+    opt = build(en.NoisyEKFAC, reuse_noise=True, stats_every=100, lr=0.0, guard=False, **BAYES)
     step(opt, *data)
     draws = []
     for _ in range(4000):

@@ -52,11 +52,11 @@ class Embedded(nn.Module):
 def test_fan_in_counts_what_a_weight_multiplies():
     opt = en.NoisyEKFAC(Embedded(), num_data=N, likelihood="classification", prior_var="fan-in")
     variances = opt.prior_vars
-    assert variances["words.weight"] == 1.0
-    assert variances["head"] == 1 / 4  # the bias is no input
+    assert variances["words.weight"] == 0.01
+    assert variances["head"] == 2 / 4  # the bias is no input
     grouped = [value for name, value in variances.items() if name.startswith("mix")]
-    assert set(grouped) <= {1 / 9, 1.0}  # three taps of three channels each; the bias may stand alone
-    assert 1 / 9 in grouped
+    assert set(grouped) <= {2 / 9, 0.01}  # three taps of three channels each; the bias may stand alone
+    assert 2 / 9 in grouped
 
 
 def test_names_beat_fan_in_and_longer_names_shorter_ones():
@@ -66,7 +66,7 @@ def test_names_beat_fan_in_and_longer_names_shorter_ones():
         "1.bias": 0.5,
         "3": 3.0,
     }
-    assert build(prior_var={"3": 2.0}).prior_vars == {"0": 1 / 5, "1.weight": 1.0, "1.bias": 1.0, "3": 2.0}
+    assert build(prior_var={"3": 2.0}).prior_vars == {"0": 2 / 5, "1.weight": 0.01, "1.bias": 0.01, "3": 2.0}
 
 
 @pytest.mark.parametrize("method", METHODS)

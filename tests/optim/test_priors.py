@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
 import eigenoise as en
+from arguments import BAYES, PAPER_STEP
 from eigenoise.fisher import Diagonal, Eigen
 from eigenoise.inference.posterior import Entry, Posterior
 from eigenoise.optim.priors import LayerPrior
@@ -126,6 +127,7 @@ def test_updating_twice_is_updating_once():
     for half in (slice(rows), slice(rows, None)):
         likelihood = en.GaussianLikelihood(precision=tau)
         how = {"lr": 0.05, "momentum": 0.0, "layer_clip": None, "ema_factors": 0.5, "ema_scale": 0.5, "stats_every": 1}
+        how |= {**BAYES, **PAPER_STEP}
         opt = en.NoisyEKFAC(
             model, num_data=rows, likelihood=likelihood, prior=prior, fisher="exact", refresh_every=5, **how
         )
@@ -258,7 +260,7 @@ def test_a_step_does_not_overshoot_a_prior_that_the_basis_does_not_fit():
     layer = en.EigenMatrixNormal(torch.zeros(1, 8), torch.eye(1), vectors, values.reciprocal().unsqueeze(0))
     prior = Posterior({"0": Entry(layer, (("0.weight", (1, 8)),), None)}, {})
     likelihood = en.GaussianLikelihood(precision=1.0)
-    how = {"lr": 0.9, "momentum": 0.0, "layer_clip": None, "stats_every": 1, "fisher": "exact"}
+    how = {"lr": 0.9, "momentum": 0.0, "layer_clip": None, "stats_every": 1, "fisher": "exact", **BAYES, **PAPER_STEP}
     opt = en.EKFAC(model, num_data=20, likelihood=likelihood, prior=prior, refresh_every=1000, **how)
     x, y = randn(20, 8, seed=1) * torch.logspace(0, -1, 8), randn(20, 1, seed=2)
     for _ in range(400):

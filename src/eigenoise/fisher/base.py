@@ -153,7 +153,8 @@ class Fisher(ABC):
 
     def rescale(self, V: Tensor, damping: Damping) -> Tensor:
         """(F + γI)⁻¹ on coordinates ``V (..., p, n)`` in the basis: the second stage of eq. 4."""
-        return V * self.inverse(damping)
+        spectrum = self.spectrum(damping)
+        return torch.div(V, spectrum, out=spectrum)
 
     def root(self, X: Tensor, damping: Damping) -> Tensor:
         """L·X with LLᵀ = (F + γI)⁻¹, so that white noise X becomes a posterior sample (eq. 20)."""

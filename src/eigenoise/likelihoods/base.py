@@ -46,6 +46,7 @@ class Likelihood(ABC):
     """
 
     target_axes = 1  # axes of one target: 1, or 0 if a target is a class index
+    learns_noise = False  # whether the level of the noise is learned beside the weights
 
     def __init__(self, stack: int | None = None):
         self.stack = None if stack is None else checks.integer("stack", stack)

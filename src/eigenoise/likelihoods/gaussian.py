@@ -69,6 +69,11 @@ class GaussianLikelihood(Likelihood):
         self._half_digamma: Tensor | None = None  # ½·(ψ(a) − log 2π)
 
     @property
+    def learns_noise(self) -> bool:  # type: ignore[override]
+        """Whether the precision is learned."""
+        return self.precision is None
+
+    @property
     def posterior(self) -> Gamma:
         """The posterior q(τ), with batch shape ``()`` or ``(s,)``.
 

@@ -14,6 +14,8 @@ from eigenoise.likelihoods.base import Likelihood, check_real_targets, scaled_un
 class HeteroscedasticGaussianLikelihood(Likelihood):
     """y ~ N(m, exp(s)) where the output ``(..., b, 2d)`` holds the means m, then the log-variances s."""
 
+    learns_noise = True
+
     def check(self, f: Tensor, y: Tensor) -> None:
         """Require targets ``(..., b, d)`` for outputs ``(..., b, 2d)``."""
         if f.shape[-1] % 2:

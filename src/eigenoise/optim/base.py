@@ -26,6 +26,7 @@ from eigenoise.optim import state
 from eigenoise.optim.blocks import Blocks, Sampling
 from eigenoise.optim.closure import run_closure
 from eigenoise.optim.evaluation import PosteriorAccess
+from eigenoise.optim.kl_weight import resolve_kl_weight
 from eigenoise.optim.monitoring import ConstantGuess, NonFinitePolicy, RunningLoss, nonfinite_error
 from eigenoise.optim.prior_variance import check_prior_names, check_prior_var
 from eigenoise.optim.weight_swap import Slot
@@ -73,11 +74,13 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         hyper = {key: value.item() if isinstance(value, np.generic) else value for key, value in hyper.items()}
         if isinstance(hyper["prior_var"], Mapping):
             hyper["prior_var"] = dict(hyper["prior_var"])
-        self._check_hyper(hyper)
         self.batch_dim = checks.integer("batch_dim", batch_dim, low=0)
         self.model, self.ranks = unwrapped(model)
         self._wrapped = original_module(model)
         self.assignments = assign(self.model, others, overrides)
+        num_data = checks.integer("num_data", hyper["num_data"])
+        hyper["kl_weight"] = resolve_kl_weight(hyper["kl_weight"], self.likelihood, num_data, self._weights())
+        self._check_hyper(hyper)
         check_prior_names(hyper["prior_var"], [assignment.layer for assignment in self.assignments])
         self.slots: list[Any] = [make_slot(assignment) for assignment in self.assignments]
         self.parallel = sampling.samples if sampling.parallel else None
@@ -94,6 +97,8 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.cleared = False  # whether gradients were cleared since the last step
         self._checked: list[Any] = []  # hyperparameters known to be good
         self._losses: list[Tensor] = []  # backpropagated since the last step
+        self._batch_terms = 0  # likelihood terms of these losses
+        self.seen = 0.0  # likelihood terms of all steps
         self.losses = RunningLoss(self.likelihood.stack or 1)
         self.constant_guess: ConstantGuess | None = ConstantGuess(self.likelihood)
         super().__init__(self._group_params(), dict(hyper))
@@ -116,6 +121,11 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         """The one parameter group."""
         return self.param_groups[0]
 
+    def _weights(self) -> int:
+        """How many weights have a posterior, in one of the models of a stack."""
+        shapes = [torch.Size(each.layer.shape) for each in self.assignments if each.has_posterior]
+        return sum(shape.numel() for shape in shapes) // (self.likelihood.stack or 1)
+
     @property
     def prior_vars(self) -> dict[str, float]:
         """η of each layer by its name."""
@@ -124,8 +134,12 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
     # What a subclass says.
 
     @abstractmethod
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor, terms: float) -> None:
         """Make the step: move every slot's ``mean``, which ``step`` has read and will write back.
+
+        Args:
+            loss: the mean over all processes.
+            terms: B, likelihood terms of the step, in all processes together.
 
         It must call ``_stop_at_nan`` before it changes anything if ``loss`` or a gradient is not finite.
         """
@@ -196,11 +210,12 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         if self.constant_guess is not None:
             self.constant_guess.record(f, y, self.steps)
         take_in = self._on_loss(f, loss)
-        value = loss.detach()  # the hook must not hold the graph that holds the hook
+        value, terms = loss.detach(), self.likelihood.terms(f)  # the hook must not hold the graph that holds the hook
 
         def backpropagated(scale: Tensor) -> None:
             self.blocks.trained = True
             self._losses.append(value)
+            self._batch_terms += terms
             learn()
             if take_in is not None:
                 take_in()
@@ -257,13 +272,15 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.blocks.read_means()
         gradients = (param.grad for param in self.params if param.grad is not None)
         hyper = {key: value for key, value in self.group.items() if key != "params"}
-        loss = self.lockstep.synchronise(loss, self.steps, hyper, gradients, (slot.mean for slot in self.slots))
+        terms = self._batch_terms / self.sampling.samples  # several samples see the same examples
+        means = (slot.mean for slot in self.slots)
+        loss, terms = self.lockstep.synchronise(loss, terms, self.steps, hyper, gradients, means)
         if self.ranks is not None:
             self.ranks.average_(self._shared(self.ranks))
             self.ranks.add_up(self.likelihood.averages())
         try:
             with full_precision(loss.device):
-                self._update(loss)
+                self._update(loss, terms)
         except checks.NotFiniteError as error:
             self.non_finite.record_error(error)
             self.lockstep.reseed(self.steps + self.skipped)
@@ -273,6 +290,7 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.likelihood.update(self.group["num_data"], self.sampling.samples)
         self.losses.add(loss, self.steps, self.constant_guess)
         self.steps += 1
+        self.seen += terms
         self.lockstep.reseed(self.steps + self.skipped)
         self._forget()
         self.cleared = False
@@ -299,7 +317,7 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
             self.likelihood.discard()
             self._discard()
         self.blocks.forget()
-        self._losses = []
+        self._losses, self._batch_terms = [], 0
 
     # Keeping and showing.
 

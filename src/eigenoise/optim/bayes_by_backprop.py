@@ -80,8 +80,8 @@ class BayesByBackprop(BayesianOptimizer):
         likelihood: what the model's output means: a likelihood, ``"regression"`` or ``"classification"``.
         lr: Adam's step size, for μ and ρ alike.
         kl_weight: λ, the weight of the KL term.
-        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
-            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 2/n for a layer with n inputs
+            and 0.01 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         betas: Adam's decay rates.
         eps: Adam's.
         init_std: σ at the start.
@@ -104,8 +104,8 @@ class BayesByBackprop(BayesianOptimizer):
         num_data: int,
         likelihood: Likelihood | str,
         lr: float = 0.01,
-        kl_weight: float = 1.0,
-        prior_var: float | str | Mapping[str, float] = 1.0,
+        kl_weight: float | str = "auto",
+        prior_var: float | str | Mapping[str, float] = "fan-in",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         init_std: float = 0.05,
@@ -189,7 +189,7 @@ class BayesByBackprop(BayesianOptimizer):
         """Gradients by σ, which belong to this rank's noise."""
         return [slot.rho.grad for slot in self.slots if slot.rho.grad is not None]
 
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor, terms: float) -> None:
         if not checks.all_finite([loss, *(p.grad for p in self.params if p.grad is not None)]):
             self._stop_at_nan(loss)
         group = self.group

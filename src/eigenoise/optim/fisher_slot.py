@@ -60,7 +60,8 @@ class FisherSlot(Slot):
         self._deviation = self.empty() if mirrored and self.noisy else None
         self._waiting = torch.zeros((), dtype=torch.bool)  # the deviation was used once
         self._drawn_with: tuple[Tensor | None, float] = (None, 0.0)
-        self._prior_damping: tuple[float, Tensor] | None = None
+        self._prior_precision: Tensor | None = None  # of an earlier posterior, its diagonal in the basis
+        self._damping: tuple[float, Tensor] | None = None  # λ/N, and γ_in that follows from it
 
     def set_prior(self, prior: LayerPrior | None) -> None:
         """Let an earlier posterior take the place of N(0, ηI)."""
@@ -100,13 +101,21 @@ class FisherSlot(Slot):
     # The step (lines 6 to 16).
 
     def damping(self, group: Group) -> Damping:
-        """γ_in = λ/(Nη), or (λ/N)·Λ₀ as its diagonal in the basis where an earlier posterior is the prior."""
-        scale = posterior_scale(group)
+        """γ_in = (λ/N)·Λ₀ with the prior's precision Λ₀: 1/η, or its diagonal in the basis if it is no N(0, ηI)."""
+        scale, precision = posterior_scale(group), self.prior_precision(group)
+        if not isinstance(precision, Tensor):
+            return scale * precision
+        if self._damping is None or self._damping[0] != scale:
+            self._damping = scale, scale * precision
+        return self._damping[1]
+
+    def prior_precision(self, group: Group) -> Damping:
+        """Λ₀: 1/η, or the diagonal in the basis of an earlier posterior's precision."""
         if self.prior is None:
-            return scale / self.prior_var(group)
-        if self._prior_damping is None or self._prior_damping[0] != scale:
-            self._prior_damping = scale, scale * self.prior.diagonal(self.fisher)
-        return self._prior_damping[1]
+            return 1 / self.prior_var(group)
+        if self._prior_precision is None:
+            self._prior_precision = self.prior.diagonal(self.fisher)
+        return self._prior_precision
 
     def add_prior_gradient(self, drawn: Tensor, group: Group) -> None:
         """Add (λ/N)·Λ₀·(W − M₀), the gradient of the prior, at the weights ``drawn``."""
@@ -138,7 +147,7 @@ class FisherSlot(Slot):
     def refresh(self, decomposition: list[Tensor] | None) -> bool:
         """Use a new basis for the Fisher and for the momentum; False if its decomposition failed (None)."""
         refreshed = decomposition is not None and self.fisher.refresh([self.momentum], decomposition)
-        self._prior_damping = None
+        self._prior_precision = self._damping = None
         if self.prior is not None:
             self.prior.set_basis(self.fisher)
         return refreshed
@@ -187,7 +196,7 @@ class FisherSlot(Slot):
             if name != "prior":
                 tensor.copy_(state[name])
         self.fisher.forget_cache()
-        self._prior_damping = None
+        self._prior_precision = self._damping = None
         if self.prior is not None:
             self.prior.set_basis(self.fisher)
 

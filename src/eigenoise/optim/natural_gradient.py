@@ -31,6 +31,7 @@ from eigenoise.optim.fisher_slot import FisherSlot, posterior_scale
 from eigenoise.optim.priors import check_fingerprint, layer_priors
 from eigenoise.optim.statistics import Schedule, Statistics
 from eigenoise.optim.step_control import clip_rates, raise_fishers, to_host
+from eigenoise.optim.step_size import check_step_size, extrinsic_damping, step_size
 from eigenoise.parallel.ddp import original_module
 from eigenoise.parallel.ranks import Ranks
 
@@ -109,7 +110,7 @@ class NaturalGradient(BayesianOptimizer):
 
     # The step (lines 6 to 16 of Algorithms 1 and 2).
 
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor, terms: float) -> None:
         slots = [slot for slot in self.slots if any(p.grad is not None for p in slot.layer.params)]
         self._check_statistics(slots, loss)
         self._gather_gradients(slots)
@@ -117,10 +118,12 @@ class NaturalGradient(BayesianOptimizer):
         self.decompositions.refresh(self.steps)
         self._reinitialise()
         self._rotate_gradients(slots)
-        self._guard(slots, loss)
+        rate = step_size(self.group, terms, self.seen + terms)
+        dampings = self._dampings(slots, rate, terms)
+        self._guard(slots, dampings, loss)
         self._update_momenta(slots)
-        directions, sizes = self._precondition(slots)
-        rates = self._clip(slots, sizes, loss)
+        directions, sizes = self._precondition(slots, dampings)
+        rates = self._clip(slots, rate, sizes, loss)
         self._move(slots, directions, rates)
 
     def _check_statistics(self, slots: list[FisherSlot], loss: Tensor) -> None:
@@ -168,35 +171,36 @@ class NaturalGradient(BayesianOptimizer):
         for slot in slots:
             slot.rotate_gradient()
 
-    def _guard(self, slots: list[FisherSlot], loss: Tensor) -> None:
-        """Raise Fishers that do not allow for this gradient; without noise extrinsic damping protects as well."""
+    def _dampings(self, slots: list[FisherSlot], rate: float, terms: float) -> list[Damping]:
+        """γ = γ_in + γ_ex of each layer."""
+        group = self.group
+        return [
+            slot.damping(group) + extrinsic_damping(group, rate, terms, slot.prior_precision(group)) for slot in slots
+        ]
+
+    def _guard(self, slots: list[FisherSlot], dampings: list[Damping], loss: Tensor) -> None:
+        """Raise Fishers that do not allow for this gradient; noise is protected by γ_in alone."""
         if self.guard:
-            extrinsic = 0.0 if self.noisy else self.group["damping"]
-            raise_fishers(slots, self._dampings(slots, extrinsic), self.group["ema_scale"], loss)
+            protection = [slot.damping(self.group) for slot in slots] if self.noisy else dampings
+            raise_fishers(slots, protection, self.group["ema_scale"], loss)
 
     def _update_momenta(self, slots: list[FisherSlot]) -> None:
         """Moving averages of the gradients in the basis; they replace the old ones only when the step is made."""
         coordinates, momenta = [slot.coordinates for slot in slots], [slot.momentum for slot in slots]
         torch._foreach_lerp_(coordinates, momenta, self.group["momentum"])
 
-    def _precondition(self, slots: list[FisherSlot]) -> tuple[list[Tensor], list[Tensor]]:
+    def _precondition(self, slots: list[FisherSlot], dampings: list[Damping]) -> tuple[list[Tensor], list[Tensor]]:
         """(F + γI)⁻¹ on each momentum, as coordinates (eq. 21), and its size in that metric."""
-        dampings = self._dampings(slots, self.group["damping"])
         preconditioned = [slot.precondition(damping) for slot, damping in zip(slots, dampings, strict=True)]
         return [direction for direction, _ in preconditioned], [size for _, size in preconditioned]
 
-    def _dampings(self, slots: list[FisherSlot], extrinsic: float) -> list[Damping]:
-        """γ = γ_in + γ_ex of each layer."""
-        intrinsic = [slot.damping(self.group) for slot in slots]
-        return [damping + extrinsic for damping in intrinsic] if extrinsic else intrinsic
-
-    def _clip(self, slots: list[FisherSlot], sizes: list[Tensor], loss: Tensor) -> np.ndarray:
+    def _clip(self, slots: list[FisherSlot], rate: float, sizes: list[Tensor], loss: Tensor) -> np.ndarray:
         """Step sizes α of the layers, within the clips and corrected for the momentum's start."""
         numbers = to_host([*sizes, loss])
         if not math.isfinite(numbers.sum()):
             self._stop_at_nan(loss)
-        lr, momentum = self.group["lr"], self.group["momentum"]
-        rates = np.array([min(lr, slot.max_rate) / (1 - momentum ** (int(slot.updates) + 1)) for slot in slots])
+        momentum = self.group["momentum"]
+        rates = np.array([min(rate, slot.max_rate) / (1 - momentum ** (int(slot.updates) + 1)) for slot in slots])
         rates = rates.reshape(-1, *(1,) * (numbers.ndim - 1))
         return clip_rates(rates, numbers[:-1], self.group["layer_clip"], self.group["kl_clip"])
 
@@ -238,7 +242,7 @@ class NaturalGradient(BayesianOptimizer):
 
     def _check_hyper(self, hyper: Mapping[str, Any]) -> None:
         super()._check_hyper(hyper)
-        checks.number("damping", hyper["damping"])
+        check_step_size(hyper)
         checks.number("momentum", hyper["momentum"], high=0.9999)
         checks.number("ema_factors", hyper["ema_factors"], open_low=True, high=1.0)
         checks.number("ema_scale", hyper["ema_scale"], open_low=True, high=1.0)

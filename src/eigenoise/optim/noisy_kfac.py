@@ -27,11 +27,15 @@ class NoisyKFAC(NaturalGradient):
         num_data: N, the number of likelihood terms in the training set, of all processes together.
         likelihood: what the model's output means: a likelihood, whose ``nll`` is the loss, or ``"regression"`` or
             ``"classification"``.
-        lr: α, the step size.
-        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
-        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
-            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
-        damping: γ_ex, added to the Fisher in the step but not in the posterior.
+        lr: α, the largest step size.
+        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior. ``"auto"`` is 0.1, or 0.3 where
+            the likelihood learns the level of the noise; N/weights if a classifier has more than ten for each example.
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 2/n for a layer with n inputs
+            and 0.01 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
+        memory: the share of all examples seen so far that a step remembers: α falls from ``lr`` as 1/(memory·k) at
+            step k, so that training longer is never worse. None leaves α to ``lr`` and to your schedule of it.
+        damping: γ_ex, added to the Fisher in the step but not in the posterior: a number, or ``"auto"``, which is
+            α/(Bη), the prior's part in a posterior of the B/α examples that a step remembers.
         momentum: of the gradient before preconditioning, bias-corrected.
         ema_factors: β̃, rate of the moving averages of A and S at each update; update k has at least the weight 1/(k +
             2).
@@ -81,10 +85,11 @@ class NoisyKFAC(NaturalGradient):
         *,
         num_data: int,
         likelihood: Likelihood | str,
-        lr: float = 0.01,
-        kl_weight: float = 1.0,
-        prior_var: float | str | Mapping[str, float] = 1.0,
-        damping: float = 0.0,
+        lr: float = 0.1,
+        kl_weight: float | str = "auto",
+        prior_var: float | str | Mapping[str, float] = "fan-in",
+        memory: float | None = 0.2,
+        damping: float | str = "auto",
         momentum: float = 0.9,
         ema_factors: float = 0.03,
         stats_every: int = 10,
@@ -119,6 +124,7 @@ class NoisyKFAC(NaturalGradient):
                 "lr": lr,
                 "kl_weight": kl_weight,
                 "prior_var": prior_var,
+                "memory": memory,
                 "damping": damping,
                 "momentum": momentum,
                 "ema_factors": ema_factors,
@@ -154,11 +160,15 @@ class KFAC(NaturalGradient):
         num_data: N, the number of likelihood terms in the training set, of all processes together.
         likelihood: what the model's output means: a likelihood, whose ``nll`` is the loss, or ``"regression"`` or
             ``"classification"``.
-        lr: α, the step size.
-        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior.
-        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 1/n for a layer with n inputs
-            and 1 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
-        damping: γ_ex, added to the Fisher in the step but not in the posterior.
+        lr: α, the largest step size.
+        kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior. ``"auto"`` is 0.1, or 0.3 where
+            the likelihood learns the level of the noise; N/weights if a classifier has more than ten for each example.
+        prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 2/n for a layer with n inputs
+            and 0.01 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
+        memory: the share of all examples seen so far that a step remembers: α falls from ``lr`` as 1/(memory·k) at
+            step k, so that training longer is never worse. None leaves α to ``lr`` and to your schedule of it.
+        damping: γ_ex, added to the Fisher in the step but not in the posterior: a number, or ``"auto"``, which is
+            α/(Bη), the prior's part in a posterior of the B/α examples that a step remembers.
         momentum: of the gradient before preconditioning, bias-corrected.
         ema_factors: β̃, rate of the moving averages of A and S at each update; update k has at least the weight 1/(k +
             2).
@@ -198,10 +208,11 @@ class KFAC(NaturalGradient):
         *,
         num_data: int,
         likelihood: Likelihood | str,
-        lr: float = 0.01,
-        kl_weight: float = 1.0,
-        prior_var: float | str | Mapping[str, float] = 1.0,
-        damping: float = 0.0,
+        lr: float = 0.1,
+        kl_weight: float | str = "auto",
+        prior_var: float | str | Mapping[str, float] = "fan-in",
+        memory: float | None = 0.2,
+        damping: float | str = "auto",
         momentum: float = 0.9,
         ema_factors: float = 0.03,
         stats_every: int = 10,
@@ -231,6 +242,7 @@ class KFAC(NaturalGradient):
                 "lr": lr,
                 "kl_weight": kl_weight,
                 "prior_var": prior_var,
+                "memory": memory,
                 "damping": damping,
                 "momentum": momentum,
                 "ema_factors": ema_factors,

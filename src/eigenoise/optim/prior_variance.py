@@ -12,6 +12,8 @@ from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer
 PriorVar = float | str | Mapping[str, float]
 
 FAN_IN = "fan-in"
+GAIN = 2.0
+WITHOUT_INPUTS = 0.01  # η of parameters that multiply no inputs
 MIN_PRIOR_VAR = 1e-20  # below, variances vanish in float32
 
 
@@ -51,10 +53,10 @@ def prior_variance(value: PriorVar, layer: MatrixLayer | BareParameter) -> float
     """η of one layer.
 
     Args:
-        value: a number is the variance of every layer. ``"fan-in"`` is 1/n for a matrix with n inputs, so that outputs
-            have the scale of inputs, and 1 for what has no inputs: embeddings and the scales and shifts of norms. A
-            mapping gives a module's or parameter's name, and everything below it, a variance of its own; the longest
-            name counts, and layers that are not named have ``"fan-in"``.
+        value: a number is the variance of every layer. ``"fan-in"`` is 2/n for a matrix with n inputs, so that signals
+            keep their scale through layers with ReLU (He et al. 2015), and 0.01 for what has none: embeddings, the
+            scales and shifts of norms, recurrent layers. A mapping gives a module's or parameter's name, and everything
+            below it, a variance of its own; the longest name counts, and layers without one have ``"fan-in"``.
         layer: the layer.
     """
     if isinstance(value, Mapping):
@@ -63,5 +65,5 @@ def prior_variance(value: PriorVar, layer: MatrixLayer | BareParameter) -> float
             return float(value[max(names, key=len)])
         value = FAN_IN
     if isinstance(value, str):
-        return 1.0 if layer.fan_in is None else 1.0 / layer.fan_in
+        return WITHOUT_INPUTS if layer.fan_in is None else GAIN / layer.fan_in
     return float(value)

@@ -14,13 +14,14 @@ from eigenoise.parallel.lockstep import Lockstep
 
 KEY = "eigenoise"
 FORMAT = 2
-PARTS = ("format", "method", "steps", "losses", "generator", "seed", "skipped", "likelihood", "slots")
+PARTS = ("format", "method", "steps", "seen", "losses", "generator", "seed", "skipped", "likelihood", "slots")
 
 
 class Stateful(Protocol):
     """What makes up the state of an optimiser."""
 
     steps: int
+    seen: float
     slots: list[Any]
     params: list[torch.Tensor]
     losses: RunningLoss
@@ -41,6 +42,7 @@ def collect(optimizer: Stateful) -> dict[str, Any]:
         "format": FORMAT,
         "method": type(optimizer).__name__,
         "steps": optimizer.steps,
+        "seen": optimizer.seen,
         "losses": optimizer.losses.state(),
         "generator": optimizer.generator.get_state(),
         "seed": optimizer.lockstep.seed,
@@ -54,7 +56,7 @@ def restore(optimizer: Stateful, saved: Mapping[str, Any]) -> None:
     """Use what ``checked`` returned."""
     for slot in optimizer.slots:
         slot.load(saved["slots"][slot.name])
-    optimizer.steps = saved["steps"]
+    optimizer.steps, optimizer.seen = saved["steps"], saved["seen"]
     optimizer.losses.load(saved["losses"], optimizer.params[0].device)
     optimizer.generator.set_state(saved["generator"].cpu())
     optimizer.non_finite.skipped = saved["skipped"]

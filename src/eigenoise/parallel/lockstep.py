@@ -44,12 +44,19 @@ class Lockstep:
         self.reseed(step)
 
     def synchronise(
-        self, loss: Tensor, step: int, hyper: Mapping[str, Any], gradients: Iterable[Tensor], means: Iterable[Tensor]
-    ) -> Tensor:
-        """The mean of all processes' ``loss``, at a step that all are to make from the same gradients.
+        self,
+        loss: Tensor,
+        terms: float,
+        step: int,
+        hyper: Mapping[str, Any],
+        gradients: Iterable[Tensor],
+        means: Iterable[Tensor],
+    ) -> tuple[Tensor, float]:
+        """The mean of all processes' ``loss`` and the sum of their ``terms``, at a step that all make alike.
 
         Args:
             loss: of this process.
+            terms: likelihood terms of this process.
             step: the step's number, which must be the same in all.
             hyper: hyperparameters, which must be too.
             gradients: likewise; these and the means are compared now and then.
@@ -59,10 +66,10 @@ class Lockstep:
             RuntimeError: on all of them, if something differs.
         """
         if self.ranks is None:
-            return loss
+            return loss, terms
         mark = zlib.crc32(repr(sorted(hyper.items())).encode()) >> 8  # small enough that float64 sums are exact
         place = [float(n) ** k for n in (step, mark) for k in (1, 2)]  # means are these only if all have the same
-        numbers = [*place, float(not self._checked)]
+        numbers = [*place, float(not self._checked), terms]
         found = torch.cat([loss.double().reshape(1), torch.tensor(numbers, dtype=torch.float64, device=loss.device)])
         self.ranks.average_([found])
         everywhere = found[1:].tolist()
@@ -76,7 +83,7 @@ class Lockstep:
                 f"expected all processes at the same step, got {step} in this one: load the same state dict in all of "
                 "them, or in none"
             )
-        if step % OFTEN == 0 or everywhere[-1]:  # the same decision on all
+        if step % OFTEN == 0 or everywhere[4]:  # the same decision on all
             self.ranks.refuse_different(
                 gradients,
                 "gradients differ between processes: call the model that is wrapped in DistributedDataParallel, not "
@@ -88,4 +95,4 @@ class Lockstep:
                 "optimiser, or none",
             )
             self._checked = True
-        return found[0].to(loss.dtype)
+        return found[0].to(loss.dtype), everywhere[5] * self.ranks.size
