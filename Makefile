@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-minimum check format bench study classification docs wheel clean
+.PHONY: demo test test-minimum check format bench arena study classification docs wheel clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ format: $(VENV)/.ready  ## put the code into shape
 
 bench: $(VENV)/.ready  ## time a step of our methods on the small cases as a ratio to SGD, and name what grew
 	$(BIN)/eigenoise bench a b --no-peers --no-memory --against benchmarks/results/bench/bench.json --out bench
+
+arena: $(VENV)/.ready  ## compare methods after equal CPU time, which takes hours and continues where it was
+	$(BIN)/eigenoise arena --out benchmarks/results/arena
+	$(BIN)/python benchmarks/arena_pages.py
 
 RESULTS := benchmarks/results/uci
 study: $(VENV)/.ready  ## run the regression study, which takes hours and continues where it was, and redraw its pages
