@@ -23,7 +23,7 @@ ROUNDS, BOUGHT = 10, 10
 def fit(x: torch.Tensor, y: torch.Tensor, steps: int) -> tuple[torch.nn.Module, en.NoisyEKFAC]:
     model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
     likelihood = en.CategoricalLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=len(x), likelihood=likelihood, lr=0.02, kl_weight=0.3, refresh_every=20)
+    opt = en.NoisyEKFAC(model, num_data=len(x), likelihood=likelihood, refresh_every=20)
     for _ in range(steps):
         with opt.sampled_params():
             opt.zero_grad()

@@ -33,8 +33,8 @@ def learn(
             model,
             num_data=len(train),
             likelihood=likelihood,
-            lr=0.02,
             kl_weight=0.3,
+            prior_var=1.0,  # wide, to leave room for later tasks
             prior=posterior if remember else None,
         )
         for _ in range(steps):

@@ -35,7 +35,7 @@ def main() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
     wrapped = DistributedDataParallel(model) if several else model
     likelihood = en.CategoricalLikelihood()
-    opt = en.NoisyEKFAC(wrapped, num_data=len(train), likelihood=likelihood, lr=0.03, kl_weight=0.3)  # the wrapped one
+    opt = en.NoisyEKFAC(wrapped, num_data=len(train), likelihood=likelihood)  # the wrapped one
     sampler = DistributedSampler(train, size, rank, seed=0)
     loader = DataLoader(train, batch_size=32, sampler=sampler, drop_last=True)
     while opt.steps < args.steps:

@@ -33,7 +33,7 @@ class Digits(lightning.LightningModule):
         return self.likelihood.nll(self.model(x), y)
 
     def configure_optimizers(self):
-        return en.NoisyEKFAC(self.model, num_data=self.num_data, likelihood=self.likelihood, lr=0.02, kl_weight=0.1)
+        return en.NoisyEKFAC(self.model, num_data=self.num_data, likelihood=self.likelihood)
 
     def predict_step(self, batch, _):
         return en.predict(self.model, self.optimizers().optimizer, batch[0]).probs

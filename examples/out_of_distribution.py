@@ -30,9 +30,7 @@ def run(seed: int, steps: int) -> dict[str, float]:
         likelihood = en.CategoricalLikelihood()
         noisy = name == "noisy EK-FAC"
         if noisy:
-            opt = en.NoisyEKFAC(
-                model, num_data=len(train), likelihood=likelihood, lr=0.02, kl_weight=0.5, refresh_every=20
-            )
+            opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood, refresh_every=20)
         else:
             opt = torch.optim.Adam(model.parameters(), lr=2e-3)
         for _ in range(steps):

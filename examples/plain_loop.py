@@ -24,7 +24,7 @@ def main() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(10, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
     likelihood = en.GaussianLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood, lr=0.01)  # was torch.optim.Adam(...)
+    opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood)  # was torch.optim.Adam(...)
     for _ in range(args.steps):
         batch = train[torch.randint(len(train), (32,))]
         with opt.sampled_params():  # new

@@ -55,7 +55,7 @@ def main() -> None:
     train, test = order[:1200], order[1200:]
     model = torch.nn.Sequential(torch.nn.Linear(64, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
     likelihood = en.CategoricalLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood, lr=0.02, kl_weight=0.3, refresh_every=50)
+    opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood, refresh_every=50)
     for _ in range(args.steps):
         batch = train[torch.randint(len(train), (64,))]
         with opt.sampled_params():

@@ -31,7 +31,7 @@ def main() -> None:
 
     model = en.models.TransformerEncoder(width=WIDTH, depth=2, heads=4, classes=10)
     likelihood = en.CategoricalLikelihood()
-    opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood, lr=0.05, kl_weight=0.1, refresh_every=20)
+    opt = en.NoisyEKFAC(model, num_data=len(train), likelihood=likelihood)
     warm_up = max(1, args.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         opt, lambda step: min((step + 1) / warm_up, (args.steps - step) / max(1, args.steps - warm_up))

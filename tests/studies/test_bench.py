@@ -166,7 +166,7 @@ def test_the_command_runs_and_compares(tmp_path, monkeypatch):
 def test_the_command_refuses_what_it_does_not_know(tmp_path):
     result = CliRunner().invoke(app, ["bench", "z", "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert "case must be one of 'a', 'b', 'c', 'c+bn', 'd', got 'z'" in result.output
+    assert "case must be one of 'a', 'b', 'c', 'c+bn', 'c+bf16', 'd', got 'z'" in result.output
     result = CliRunner().invoke(app, ["bench", "a", "--against", str(tmp_path / "none.json"), "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "none.json" in result.output

@@ -23,7 +23,9 @@ def _seen(task: Task, count: Iterator[int], name: str) -> None:
 
 @app.command()
 def bench(
-    cases: Annotated[list[str] | None, typer.Argument(help="Cases among a, b, c, c+bn and d; by default all.")] = None,
+    cases: Annotated[
+        list[str] | None, typer.Argument(help="Cases among a, b, c, c+bn, c+bf16 and d; by default all.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of timings of each method.")] = 5,
     peers: Annotated[bool, typer.Option(help="Time other installed libraries as well.")] = True,
     memory: Annotated[bool, typer.Option(help="Measure peak memory as well, each method in a new process.")] = True,

@@ -18,7 +18,7 @@ from eigenoise.distributions.mixtures import CategoricalMixture, GaussianMixture
 from eigenoise.studies.arena.tasks import Parts, Task
 
 SAMPLES = 32  # of the weights, of masks or of SWAG, for predictions
-BATCH_NORM_BATCHES = 8
+BATCH_NORM_BATCHES = 4
 Mixture = CategoricalMixture | GaussianMixture
 
 

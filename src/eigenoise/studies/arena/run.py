@@ -21,8 +21,8 @@ from eigenoise.studies.arena.tasks import Parts, Task, named
 from eigenoise.studies.runner import environment
 
 BUDGETS = (1, 3, 10)
-CURVE = (0.1, 0.25, 0.5, 0.75)  # parts of the time after which the test's log-likelihood is taken
-CURVE_ROWS = 1000
+CURVE = (0.1, 0.3)  # parts of the time after which the test's log-likelihood is taken
+CURVE_ROWS = 500
 FORMAT = 1
 
 

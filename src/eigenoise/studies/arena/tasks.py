@@ -19,7 +19,7 @@ from eigenoise.studies.data.files import cache_folder
 
 CHOOSING, REPORTING = "choosing", "reporting"
 FASHION = ("/usr/share/datasets/fashion-mnist", "fashion-mnist")  # Debian's package, or in the cache
-MAX_TEST, VALIDATION = 5000, 0.1
+MAX_TEST, MAX_TEST_CONVOLUTIONS, MAX_OTHER, VALIDATION = 5000, 2000, 1000, 0.1
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _parts(x: Tensor, y: Tensor, x_test: Tensor, y_test: Tensor, seed: int, x_ot
     """Holds out a tenth of the training rows, drawn by ``seed``, and takes the first test rows."""
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     held, kept = order[: round(VALIDATION * len(x))], order[round(VALIDATION * len(x)) :]
-    other = None if x_other is None else x_other[:MAX_TEST]
+    other = None if x_other is None else x_other[:MAX_OTHER]
     return Parts(x[kept], y[kept], x[held], y[held], x_test[:MAX_TEST], y_test[:MAX_TEST], other)
 
 
@@ -130,7 +130,8 @@ def _cifar(rows: int) -> Callable[[int], Parts]:
         some = torch.randperm(len(train), generator=torch.Generator().manual_seed(3000 + seed))[:rows]
         scaled = [_scaled_colours(x) for x in (train.x[some], test.x)]
         other = _scaled_colours(images.other("fashion-mnist")) if images.is_here("fashion-mnist") else None
-        return _parts(scaled[0], train.y[some], scaled[1], test.y, seed, other)
+        few = slice(MAX_TEST_CONVOLUTIONS)
+        return _parts(scaled[0], train.y[some], scaled[1][few], test.y[few], seed, other)
 
     return load
 
