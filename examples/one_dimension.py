@@ -26,7 +26,7 @@ def main() -> None:
 
     likelihood = en.GaussianLikelihood()
     model = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
-    opt = en.NoisyEKFAC(model, num_data=len(x), likelihood=likelihood, lr=0.02, prior_var=2.0)
+    opt = en.NoisyEKFAC(model, num_data=len(x), likelihood=likelihood, prior_var=2.0)  # wide, as the curve is steep
     for step in range(args.steps):
         # Full noise from the start would drown the curve before it is found: let it grow over the first 60 %.
         opt.param_groups[0]["kl_weight"] = min(1.0, 0.1 + step / (0.6 * args.steps))
