@@ -36,7 +36,7 @@ def only(monkeypatch):
     monkeypatch.setattr(show, "TASKS", tasks.TASKS)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the libraries compared with
+@pytest.mark.filterwarnings("ignore")  # of the libraries compared with
 @pytest.mark.parametrize("classes", [True, False])
 @pytest.mark.parametrize("name", learners.METHODS)
 def test_every_method_trains_and_predicts(name, classes):

@@ -6,6 +6,8 @@ few flat all-reduces, and what is expensive and the same everywhere is done by o
 
 from __future__ import annotations
 
+import atexit
+import gc
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +37,10 @@ class Ranks:
     """
 
     def __init__(self, group: dist.ProcessGroup):
+        # A group is freed, and its threads end, with the last model that refers to it. If that is left to the end of
+        # Python, a thread of gloo's that frees its last tensor then aborts the process, as in plain torch.
+        atexit.unregister(gc.collect)
+        atexit.register(gc.collect)
         self.group = group
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
