@@ -95,22 +95,21 @@ def draw(content: Mapping[str, Any], folder: Path) -> list[Path]:
         height, columns, figsize=(3.2 * columns, 2.6 * height), squeeze=False, layout="constrained"
     )
     for axis, task in zip(axes.flat, names, strict=False):
-        low = []
+        ends: list[float] = []
         for number, method in enumerate(shown):
             mine = [run for run in runs if (run["task"], run["method"], run["seed"]) == (task, method, 0)]
-            points = sorted((run["seconds"], run["scores"]["ll"]) for run in mine)
-            if points:
-                style = {
-                    "color": f"C{number}",
-                    "linewidth": 2.2 if method == REFERENCE else 1.2,
-                    "marker": "o",
-                    "markersize": 3,
-                }
-                axis.plot(*zip(*points, strict=True), label=METHODS[method].label, **style)
-                low.append(max(ll for _, ll in points))
-        axis.set(title=task, xscale="log", xlabel="CPU seconds", ylabel="test log-likelihood")
-        if low:
-            axis.set_ylim(bottom=min(low) - 0.6 * (max(low) - min(low)) - 0.05)
+            if mine:
+                longest = max(mine, key=lambda run: run["budget"])
+                points = [*longest["curve"], [longest["seconds"], longest["scores"]["ll"]]]
+                width = 2.2 if method == REFERENCE else 1.2
+                seconds, likely = zip(*points, strict=True)
+                axis.plot(seconds, likely, "o-", color=f"C{number}", linewidth=width, label=METHODS[method].label)
+                ends.append(likely[-1])
+        axis.set(title=task, xlim=(0, None), xlabel="CPU seconds", ylabel="test log-likelihood")
+        if ends:
+            axis.set_ylim(
+                min(ends) - 0.6 * (max(ends) - min(ends)) - 0.02, max(ends) + 0.1 * (max(ends) - min(ends)) + 0.02
+            )
     for axis in list(axes.flat)[len(names) :]:
         axis.remove()
     if names:
