@@ -167,6 +167,11 @@ def test_the_classification_page_is_what_the_result_files_say(monkeypatch):
     assert (ROOT / "docs" / "classification_results.md").read_text() == benchmark("vision_pages").page()
 
 
+def test_the_arenas_page_is_what_the_result_file_says():
+    text = (ROOT / "docs" / "arena.md").read_text()
+    assert benchmark("arena_pages").page(text) == text
+
+
 def test_committed_results_say_which_version_they_are_of():
     """Results of another version than this one's are shown as such, on the pages that show them."""
     pages = {"uci": "regression.md", "cifar10": "classification.md", "cifar10_long": "classification.md"}
