@@ -217,11 +217,12 @@ def _tasks() -> dict[str, Task]:
         "wide": Task("1,400 digits, 135 weights each", REPORTING, _small_digits, _mlp(64, 400, 400, 10), 3),
         "convnet": Task("10,000 of CIFAR-10, no batch norm", REPORTING, ten_thousand, lambda: convnet(False), 12),
         "resnet": Task("5,000 of CIFAR-10, ResNet-20", REPORTING, _cifar(5000), models.ResNet20, 20),
-        "sequence": Task("sequences, transformer", REPORTING, _sequences, SequenceClassifier, 8),
-        "power": _tabular("power", REPORTING, 2),
-        "wine": _tabular("wine", REPORTING, 1),
-        "energy": _tabular("energy", REPORTING, 1),
+        "sequence": Task("sequences, transformer", CHOOSING, _sequences, SequenceClassifier, 8),
+        "power": _tabular("power", CHOOSING, 2),
+        "wine": _tabular("wine", CHOOSING, 1),
+        "energy": _tabular("energy", CHOOSING, 1),
         "naval": _tabular("naval", REPORTING, 2),
+        "yacht": _tabular("yacht", REPORTING, 1),
     }
 
 
