@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Gamma, kl_divergence
@@ -64,9 +65,9 @@ class GaussianLikelihood(Likelihood):
         self._pending = PendingMean()  # squared residuals of the current step
         self._outputs = 1
         self._adam = LogAdam(lr)
-        self._moments_cache: tuple[Tensor, Tensor] | None = None
+        self._moments_cache: tuple[Any, Any] | None = None  # E[τ] and ½·(E[log τ] − log 2π)
         self._closed_form_a: float | None = None  # the value that fills ``a`` after a closed-form update
-        self._half_digamma: Tensor | None = None  # ½·(ψ(a) − log 2π)
+        self._digamma: Any = None  # ψ(a)
 
     @property
     def learns_noise(self) -> bool:  # type: ignore[override]
@@ -150,20 +151,19 @@ class GaussianLikelihood(Likelihood):
 
     def _record(self, squares: Tensor, f: Tensor) -> None:
         if self.precision is None:
-            if self.residual.device != f.device:  # stay on the model's device: no host synchronisation per step
-                self.a, self.b, self.residual = (t.to(f.device) for t in (self.a, self.b, self.residual))
-                self._half_digamma = None
             self._pending.add(squares.double(), self.terms(f))
             self._outputs = f.shape[-1]
 
     def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """Return ½·E[τ]·Σ(y − f)²/b − d·½·(E[log τ] − log 2π), summed over models, in few operations."""
-        squares, (tau, normaliser) = self._sum_of_squares(f, y), self._moments(f)
-        weight, constant = 0.5 / self.terms(f), normaliser * -f.shape[-1]
+        squares, weight = self._sum_of_squares(f, y), 0.5 / self.terms(f)
         if self.stack is None:
-            loss = torch.addcmul(constant, squares, tau, value=weight)
+            tau, normaliser = self._host_moments()
+            constant = torch.full((), -f.shape[-1] * normaliser, dtype=f.dtype, device=f.device)
+            loss = torch.add(constant, squares, alpha=weight * tau)
         else:
-            loss = torch.add(constant.sum(), torch.dot(tau.flatten(), squares), alpha=weight)
+            tau, normaliser = self._moments(f)
+            loss = torch.add(-f.shape[-1] * normaliser.sum(), torch.dot(tau.flatten(), squares), alpha=weight)
         detached, output = squares.detach(), f.detach()
         return loss, lambda: self._record(detached, output)
 
@@ -178,12 +178,12 @@ class GaussianLikelihood(Likelihood):
             a = self._optimal_a(num_data)
             if a != self._closed_form_a:  # constant while N is
                 self.a.fill_(a)
-                self._closed_form_a, self._half_digamma = a, None
+                self._closed_form_a, self._digamma = a, None
             self.b = self.prior[1] + 0.5 * num_data * self.residual
         else:
             self._pending.blend_into(self.residual, 1.0)
             self.a, self.b = self._adam.step((self.a, self.b), self._elbo_gradient(num_data) / -num_data)
-            self._half_digamma = None
+            self._digamma = None
         self._moments_cache = None
 
     def _optimal_a(self, num_data: int) -> float:
@@ -199,7 +199,8 @@ class GaussianLikelihood(Likelihood):
 
     def averages(self) -> list[Averaged]:
         """Return the mean squared residual if the precision is learned."""
-        return [(self._pending, self.residual)] if self.precision is None else []
+        like = self.residual if self._pending.total is None else self._pending.total  # on the model's device
+        return [(self._pending, like)] if self.precision is None else []
 
     def discard(self) -> None:
         """Discard the recorded residuals."""
@@ -226,28 +227,31 @@ class GaussianLikelihood(Likelihood):
                 raise ValueError(f"GaussianLikelihood: the state must hold {name!r}, got {sorted(state)}")
             if name != "steps":
                 checks.shape(f"GaussianLikelihood: {name}", state[name], tuple(self.a.shape))
-        self.a, self.b, self.residual = (state[name].detach().clone() for name in ("a", "b", "residual"))
+        self.a, self.b, self.residual = (state[name].detach().to("cpu", copy=True) for name in ("a", "b", "residual"))
         self.steps = int(state["steps"])
         self._adam.load_state_dict(state)
         self.discard()
-        self._moments_cache = self._closed_form_a = self._half_digamma = None
+        self._moments_cache = self._closed_form_a = self._digamma = None
 
     def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Return E[τ] and ½·(E[log τ] − log 2π) like ``f``, broadcastable to ``(..., s, b)`` or ``(..., b)``."""
-        cache = self._moments_cache
-        if cache is not None and cache[0].dtype == f.dtype and cache[0].device == f.device:
-            return cache
-        if self.precision is not None:
-            normaliser = 0.5 * (self.tau.log() - LOG_2PI)
-        else:
-            if self._half_digamma is None:
-                self._half_digamma = 0.5 * (torch.digamma(self.a) - LOG_2PI)
-            normaliser = torch.sub(self._half_digamma, self.b.log(), alpha=0.5)
-        moments = torch.stack([self.tau, normaliser]).to(f)
+        moments = torch.as_tensor(np.array(self._host_moments()), dtype=f.dtype, device=f.device)
         tau, normaliser = moments if self.stack is None else moments.unsqueeze(-1)
-        if not torch.is_inference_mode_enabled():  # inference tensors could not be used in training
-            self._moments_cache = tau, normaliser
         return tau, normaliser
+
+    def _host_moments(self) -> tuple[Any, Any]:
+        """Return the same as two numbers, or two arrays ``(s,)``; kept until q(τ) moves."""
+        if self._moments_cache is None:
+            if self.precision is not None:
+                tau = self.precision * np.ones(self.b.shape)
+                log_tau = np.log(tau)
+            else:
+                if self._digamma is None:
+                    self._digamma = torch.digamma(self.a).numpy()
+                b = self.b.numpy()
+                tau, log_tau = self.a.numpy() / b, self._digamma - np.log(b)
+            self._moments_cache = tau, 0.5 * (log_tau - LOG_2PI)
+        return self._moments_cache
 
 
 class LogAdam:

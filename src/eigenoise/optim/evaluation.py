@@ -144,4 +144,5 @@ class PosteriorAccess(ABC):
 
     def _terms(self, log_likelihood: Tensor) -> ElboTerms:
         n = self.group["num_data"]
-        return ElboTerms(n * log_likelihood, self.kl(), self.likelihood.kl(), self.group["kl_weight"], n)
+        kl_noise = self.likelihood.kl().to(log_likelihood.device)
+        return ElboTerms(n * log_likelihood, self.kl(), kl_noise, self.group["kl_weight"], n)
