@@ -202,14 +202,15 @@ class Fisher(ABC):
 
     def _cached(self, kind: str, damping: Damping, compute: Callable[[], Tensor]) -> Tensor:
         key = (kind, id(damping) if isinstance(damping, Tensor) else damping)
-        if key not in self._cache:
+        kept = self._cache.get(key)
+        if kept is not None:
+            return kept[1]
+        value = compute()
+        if not torch.is_inference_mode_enabled():  # such tensors could never be used in training
             if len(self._cache) > MAX_CACHED:
                 self._cache.clear()
-            value = compute()
-            if torch.is_inference_mode_enabled():  # such tensors could never be used in training
-                return value
             self._cache[key] = damping, value  # holding the damping keeps its id its own
-        return self._cache[key][1]
+        return value
 
 
 def damped(values: Tensor, damping: Damping) -> Tensor:

@@ -199,6 +199,7 @@ class FullBasis(Basis):
         self.q = torch.eye(size, **options).repeat(*lead, 1, 1)
         self.dtype = product_dtype(precision, size, self.q.dtype, self.q.device)
         self._q = self.q.to(self.dtype)  # the same tensor unless rotations have another precision
+        self._q_mT = self._q.mT  # shares its memory
         self.values = torch.full((*lead, size), init or 0.0, **options)
         self.rotation_cost = size * size
         self.decomposition_cost = self.q.numel() * size
@@ -254,13 +255,13 @@ class FullBasis(Basis):
 
     def unrotate(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """x·Qᵀ."""
-        return mixed_matmul(x, self._q.mT, x.dtype)
+        return mixed_matmul(x, self._q_mT, x.dtype)
 
     def rotate_columns(self, x: Tensor, overwrite: bool = False, *, exact: bool = False) -> Tensor:
         """Qᵀ·x."""
-        q = self.q if exact else self._q
+        q = self.q.mT if exact else self._q_mT
         q = q if x.ndim == q.ndim else q.unsqueeze(-3)
-        return mixed_matmul(q.mT, x, x.dtype)
+        return mixed_matmul(q, x, x.dtype)
 
     def unrotate_columns(self, x: Tensor, overwrite: bool = False) -> Tensor:
         """Q·x."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from eigenoise import checks
@@ -152,7 +153,7 @@ class KroneckerFactors:
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""
         half = self.inputs.rotate(self._lowered(V))
-        return self.out.rotate_columns(half, overwrite=half is not V).to(V.dtype)
+        return _as(self.out.rotate_columns(half, overwrite=half is not V), V.dtype)
 
     def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
         """Q_SVQ_Aᵀ, of ``(..., p, n)`` or of k matrices ``(k, ..., p, n)`` at once.
@@ -164,14 +165,14 @@ class KroneckerFactors:
         if V.ndim == self.ndim:
             low = self._lowered(V)
             half = self.inputs.unrotate(low, overwrite or low is not V)
-            return self.out.unrotate_columns(half, overwrite or half is not V).to(V.dtype)
+            return _as(self.out.unrotate_columns(half, overwrite or half is not V), V.dtype)
         k, p = V.shape[0], V.shape[-2]  # one product for all k; no copy if memory has the order (..., p, k, n)
         columns = self.out.unrotate_columns(V.movedim(0, -2).flatten(-2)).unflatten(-1, (k, -1))
         return self.inputs.unrotate(columns.flatten(-3, -2)).unflatten(-2, (p, k)).movedim(-2, 0)
 
     def _lowered(self, V: Tensor) -> Tensor:
         """``V`` in the precision that both sides rotate in, so that it is rounded once."""
-        return V.to(self.out.dtype) if self.out.dtype == self.inputs.dtype else V
+        return _as(V, self.out.dtype) if self.out.dtype is self.inputs.dtype else V
 
     def state(self) -> dict[str, Tensor]:
         """A, S, their bases and eigenvalues."""
@@ -191,6 +192,11 @@ class KroneckerFactors:
         """Follow bases that were written to from outside."""
         for side in (self.out, self.inputs):
             side.sync()
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x.to(dtype)``, without asking torch where there is nothing to do."""
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def _deviations(values: Tensor, damping: float) -> Tensor:

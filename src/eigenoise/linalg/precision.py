@@ -48,7 +48,7 @@ def has_fast_bfloat16(device_type: str) -> bool:
 
 def mixed_matmul(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     """``left @ right``, one of which is a basis in the precision of products, given back in ``dtype``."""
-    if left.dtype == right.dtype:
+    if left.dtype is right.dtype:
         return matmul(left, right)
     low = torch.bfloat16
     return matmul(left.to(low), right.to(low)).to(dtype)

@@ -56,12 +56,12 @@ class FisherSlot(Slot):
         self.gradient, self.momentum = self.empty(), self.empty()
         self.gradient_views = layer.views(self.gradient)
         self.coordinates = self.momentum
-        self.updates = torch.zeros((), dtype=torch.int64)
+        self.updates = 0
         self._deviation = self.empty() if mirrored and self.noisy else None
-        self._waiting = torch.zeros((), dtype=torch.bool)  # the deviation was used once
+        self._waiting = False  # the deviation was used once
         self._drawn_with: tuple[Tensor | None, float] = (None, 0.0)
         self._prior_precision: Tensor | None = None  # of an earlier posterior, its diagonal in the basis
-        self._damping: tuple[float, Tensor] | None = None  # λ/N, and γ_in that follows from it
+        self._damping: tuple[float, Damping] | None = None  # λ/N, and γ_in that follows from it
 
     def set_prior(self, prior: LayerPrior | None) -> None:
         """Let an earlier posterior take the place of N(0, ηI)."""
@@ -85,14 +85,14 @@ class FisherSlot(Slot):
             torch.add(self.mean, self._draw_deviation(generator, group), alpha=scale, out=self.sample)
             return
         root = self.fisher.inverse_root(self.damping(group))  # another tensor whenever the spectrum has changed
-        if bool(self._waiting) and self._drawn_with[0] is root and self._drawn_with[1] == posterior_scale(group):
-            self._waiting.fill_(False)
-            torch.sub(self.mean, self._deviation, alpha=ramp * posterior_scale(group) ** 0.5, out=self.sample)
-            return
-        self._deviation = self._draw_deviation(generator, group)
-        self._waiting.fill_(True)
-        self._drawn_with = root, posterior_scale(group)
-        torch.add(self.mean, self._deviation, alpha=ramp * posterior_scale(group) ** 0.5, out=self.sample)
+        scale = posterior_scale(group)
+        mirror = self._waiting and self._drawn_with[0] is root and self._drawn_with[1] == scale
+        if not mirror:
+            self._deviation = self._draw_deviation(generator, group)
+            self._drawn_with = root, scale
+        self._waiting = not mirror
+        size = ramp * scale**0.5
+        torch.add(self.mean, self._deviation, alpha=-size if mirror else size, out=self.sample)
 
     def _draw_deviation(self, generator: torch.Generator, group: Group) -> Tensor:
         """From N(0, (F + γ_in·I)⁻¹)."""
@@ -102,9 +102,10 @@ class FisherSlot(Slot):
 
     def damping(self, group: Group) -> Damping:
         """γ_in = (λ/N)·Λ₀ with the prior's precision Λ₀: 1/η, or its diagonal in the basis if it is no N(0, ηI)."""
-        scale, precision = posterior_scale(group), self.prior_precision(group)
-        if not isinstance(precision, Tensor):
-            return scale * precision
+        scale = posterior_scale(group)
+        if self.prior is None:
+            return scale * (1 / self.prior_var(group))
+        precision = self.prior_precision(group)
         if self._damping is None or self._damping[0] != scale:
             self._damping = scale, scale * precision
         return self._damping[1]
@@ -180,12 +181,10 @@ class FisherSlot(Slot):
 
     def state(self) -> dict[str, Tensor]:
         """Momentum, Fisher, and the noise that waits to be used again."""
-        state = {"momentum": self.momentum, "steps": self.updates, **self.fisher.state()}
+        state = {"momentum": self.momentum, "steps": torch.tensor(self.updates), **self.fisher.state()}
         if self._deviation is not None:
-            self._waiting.logical_and_(
-                torch.tensor(self.fisher.is_current(self._drawn_with[0]))
-            )  # else it is drawn again
-            state |= {"deviation": self._deviation, "waiting": self._waiting}
+            self._waiting = self._waiting and self.fisher.is_current(self._drawn_with[0])  # else it is drawn again
+            state |= {"deviation": self._deviation, "waiting": torch.tensor(self._waiting)}
         if self.prior is not None:
             state["prior"] = self.prior.fingerprint()
         return state
@@ -195,6 +194,7 @@ class FisherSlot(Slot):
         for name, tensor in self.state().items():
             if name != "prior":
                 tensor.copy_(state[name])
+        self.updates, self._waiting = int(state["steps"]), bool(state.get("waiting", False))
         self.fisher.forget_cache()
         self._prior_precision = self._damping = None
         if self.prior is not None:
@@ -202,7 +202,7 @@ class FisherSlot(Slot):
 
     def resume(self, group: Group) -> None:
         """After ``load``: noise that waits was drawn from the posterior as it is."""
-        if bool(self._waiting):
+        if self._waiting:
             self._drawn_with = self.fisher.inverse_root(self.damping(group)), posterior_scale(group)
 
     def describe(self) -> str:

@@ -200,7 +200,7 @@ class NaturalGradient(BayesianOptimizer):
         if not math.isfinite(numbers.sum()):
             self._stop_at_nan(loss)
         momentum = self.group["momentum"]
-        rates = np.array([min(rate, slot.max_rate) / (1 - momentum ** (int(slot.updates) + 1)) for slot in slots])
+        rates = np.array([min(rate, slot.max_rate) / (1 - momentum ** (slot.updates + 1)) for slot in slots])
         rates = rates.reshape(-1, *(1,) * (numbers.ndim - 1))
         return clip_rates(rates, numbers[:-1], self.group["layer_clip"], self.group["kl_clip"])
 

@@ -26,7 +26,7 @@ def to_host(numbers: Sequence[Tensor]) -> np.ndarray:
     """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
     if any(number.ndim for number in numbers):
         numbers = torch.broadcast_tensors(*numbers)
-    return torch.stack(list(numbers)).cpu().numpy()
+    return np.array(torch.stack(list(numbers)).tolist())
 
 
 def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate: float, loss: Tensor) -> None:
@@ -42,10 +42,9 @@ def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate
     roots = [slot.fisher.inverse_root(damping) for slot, damping in zip(slots, dampings, strict=True)]
     ratios = torch._foreach_mul([slot.coordinates for slot in slots], roots)  # g/√(R + γ)
     extremes = [extreme for ratio in ratios for extreme in torch.aminmax(ratio)]
-    numbers = to_host([*extremes, loss])
-    with np.errstate(over="ignore"):
-        strains = rate * (numbers[:-1].reshape(len(slots), -1) ** 2).max(1)
-    if not math.isfinite(strains.sum() + numbers[-1].sum()):
+    *numbers, on_host = torch.stack([*extremes, loss]).tolist()
+    strains = [rate * max(low * low, high * high) for low, high in zip(numbers[::2], numbers[1::2], strict=True)]
+    if not math.isfinite(sum(strains) + on_host):
         return
     for slot, damping, ratio, strain in zip(slots, dampings, ratios, strains, strict=True):
         if strain > 1:
