@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -23,9 +21,10 @@ class _Turns:
         self._depth = 0
 
     def take(self, patience: float | None) -> bool:
-        me, ticket = threading.get_ident(), object()
+        me = threading.get_ident()
         with self._changed:
-            if self._owner != me:
+            if self._owner != me and (self._owner is not None or self._queue):
+                ticket = object()
                 self._queue.append(ticket)
                 free = self._changed.wait_for(lambda: self._owner is None and self._queue[0] is ticket, patience)
                 self._queue.remove(ticket)
@@ -40,14 +39,14 @@ class _Turns:
             self._depth -= 1
             if not self._depth:
                 self._owner = None
-                self._changed.notify_all()
+                if self._queue:
+                    self._changed.notify_all()
 
 
 _turns: WeakKeyDictionary[nn.Module, _Turns] = WeakKeyDictionary()
 
 
-@contextmanager
-def exclusive(model: nn.Module, patience: float | None = None) -> Iterator[None]:
+class exclusive:  # noqa: N801
     """Within the block no other thread can put weights into ``model`` or read its means.
 
     Args:
@@ -57,13 +56,17 @@ def exclusive(model: nn.Module, patience: float | None = None) -> Iterator[None]
     Raises:
         RuntimeError: if the other thread takes longer.
     """
-    turns = _turns.setdefault(model, _Turns())
-    if not turns.take(patience):
-        raise RuntimeError(
-            f"another thread has had sampled weights in this model for {patience:g} seconds: leave its "
-            "sampled_params() block, or predict with a copy of the model"
-        )
-    try:
-        yield
-    finally:
-        turns.give_back()
+
+    def __init__(self, model: nn.Module, patience: float | None = None):
+        self._turns = _turns.get(model) or _turns.setdefault(model, _Turns())
+        self._patience = patience
+
+    def __enter__(self) -> None:
+        if not self._turns.take(self._patience):
+            raise RuntimeError(
+                f"another thread has had sampled weights in this model for {self._patience:g} seconds: leave its "
+                "sampled_params() block, or predict with a copy of the model"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self._turns.give_back()
