@@ -270,12 +270,12 @@ class BayesianOptimizer(PosteriorAccess, Optimizer):
         self.blocks.check_ready()
         loss = self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).mean()
         self.blocks.read_means()
-        gradients = (param.grad for param in self.params if param.grad is not None)
-        hyper = {key: value for key, value in self.group.items() if key != "params"}
         terms = self._batch_terms / self.sampling.samples  # several samples see the same examples
-        means = (slot.mean for slot in self.slots)
-        loss, terms = self.lockstep.synchronise(loss, terms, self.steps, hyper, gradients, means)
         if self.ranks is not None:
+            gradients = (param.grad for param in self.params if param.grad is not None)
+            hyper = {key: value for key, value in self.group.items() if key != "params"}
+            means = (slot.mean for slot in self.slots)
+            loss, terms = self.lockstep.synchronise(loss, terms, self.steps, hyper, gradients, means)
             self.ranks.average_(self._shared(self.ranks))
             self.ranks.add_up(self.likelihood.averages())
         try:

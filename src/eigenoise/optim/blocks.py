@@ -94,26 +94,26 @@ class Blocks:
         if self.inside:
             raise RuntimeError("sampled_params() blocks cannot be nested: the weights are sampled already")
         last = self._last if mirror else None
-        with torch.no_grad(), full_precision(self.slots[0].mean.device):
-            self.read_means()
-            if self.count == 1:  # the first sum is the slots' own sample, which is about to be overwritten
-                self.drawn = [sample.clone() for sample in self.drawn]
-            if last is not None:
-                for slot, sample in zip(self.slots, last, strict=True):
-                    torch.sub(2 * slot.mean, sample, out=slot.sample)
-            else:
-                draw()
-        self.inside, self.trained = True, False
         try:
-            with torch.no_grad():
+            with torch.no_grad(), full_precision(self.slots[0].mean.device):
+                self.read_means()
+                if self.count == 1:  # the first sum is the slots' own sample, which is about to be overwritten
+                    self.drawn = [sample.clone() for sample in self.drawn]
+                if last is not None:
+                    for slot, sample in zip(self.slots, last, strict=True):
+                        torch.sub(2 * slot.mean, sample, out=slot.sample)
+                else:
+                    draw()
+                self.inside, self.trained = True, False
                 self.swap.write()
             with begin():
                 yield
         finally:
-            with torch.no_grad():
-                self.swap.take_out()
-                self.inside = False
-                end(self.trained)
+            if self.inside:
+                with torch.no_grad():
+                    self.swap.take_out()
+                    self.inside = False
+                    end(self.trained)
         if self.trained:
             self._record(is_mirror=last is not None)
 

@@ -147,10 +147,10 @@ class NaturalGradient(BayesianOptimizer):
         torch._foreach_copy_(views, grads)
         if self.blocks_per_step > 1:
             torch._foreach_mul_([slot.gradient for slot in slots], 1 / self.blocks_per_step)
-        drawn = dict(zip(map(id, self.slots), self.blocks.drawn, strict=True))
-        for slot in slots:
-            total = drawn[id(slot)]
-            slot.add_prior_gradient(total if self.blocks.count == 1 else total / self.blocks.count, self.group)
+        count, active = self.blocks.count, set(slots)
+        for slot, drawn in zip(self.slots, self.blocks.drawn, strict=True):
+            if slot in active:
+                slot.add_prior_gradient(drawn if count == 1 else drawn / count, self.group)
 
     def _update_fishers(self) -> None:
         """A, S and R by moving averages of this step's statistics (eq. 12)."""

@@ -170,9 +170,10 @@ class Statistics:
 
     def discard(self) -> None:
         """Forget what was gathered."""
-        self.seen.clear()
-        for slot in self.slots:
-            slot.fisher.discard()
+        if self._factors or self._scale:
+            self.seen.clear()
+            for slot in self.slots:
+                slot.fisher.discard()
 
     def _vectors(self, f: Tensor, loss: Tensor, terms: int) -> Tensor:
         """Vectors ``(v, *f.shape)`` whose outer products have the Fisher of f as their sum, or as its expectation.

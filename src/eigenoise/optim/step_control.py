@@ -26,7 +26,7 @@ def to_host(numbers: Sequence[Tensor]) -> np.ndarray:
     """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
     if any(number.ndim for number in numbers):
         numbers = torch.broadcast_tensors(*numbers)
-    return np.array(torch.stack(list(numbers)).tolist())
+    return torch.stack(list(numbers)).cpu().numpy()
 
 
 def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate: float, loss: Tensor) -> None:
