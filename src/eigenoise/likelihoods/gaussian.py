@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Gamma, kl_divergence
@@ -65,9 +64,9 @@ class GaussianLikelihood(Likelihood):
         self._pending = PendingMean()  # squared residuals of the current step
         self._outputs = 1
         self._adam = LogAdam(lr)
-        self._moments_cache: tuple[Any, Any] | None = None  # E[τ] and ½·(E[log τ] − log 2π)
+        self._moments_cache: tuple[list[float], list[float]] | None = None  # E[τ] and ½·(E[log τ] − log 2π)
         self._closed_form_a: float | None = None  # the value that fills ``a`` after a closed-form update
-        self._digamma: Any = None  # ψ(a)
+        self._digamma: list[float] | None = None  # ψ(a)
 
     @property
     def learns_noise(self) -> bool:  # type: ignore[override]
@@ -158,9 +157,9 @@ class GaussianLikelihood(Likelihood):
         """Return ½·E[τ]·Σ(y − f)²/b − d·½·(E[log τ] − log 2π), summed over models, in few operations."""
         squares, weight = self._sum_of_squares(f, y), 0.5 / self.terms(f)
         if self.stack is None:
-            tau, normaliser = self._host_moments()
-            constant = torch.full((), -f.shape[-1] * normaliser, dtype=f.dtype, device=f.device)
-            loss = torch.add(constant, squares, alpha=weight * tau)
+            (precision,), (log_normaliser,) = self._host_moments()
+            constant = torch.full((), -f.shape[-1] * log_normaliser, dtype=f.dtype, device=f.device)
+            loss = torch.add(constant, squares, alpha=weight * precision)
         else:
             tau, normaliser = self._moments(f)
             loss = torch.add(-f.shape[-1] * normaliser.sum(), torch.dot(tau.flatten(), squares), alpha=weight)
@@ -235,22 +234,22 @@ class GaussianLikelihood(Likelihood):
 
     def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Return E[τ] and ½·(E[log τ] − log 2π) like ``f``, broadcastable to ``(..., s, b)`` or ``(..., b)``."""
-        moments = torch.as_tensor(np.array(self._host_moments()), dtype=f.dtype, device=f.device)
-        tau, normaliser = moments if self.stack is None else moments.unsqueeze(-1)
-        return tau, normaliser
+        tau, normaliser = torch.tensor(self._host_moments(), dtype=f.dtype, device=f.device).unsqueeze(-1)
+        return (tau, normaliser) if self.stack else (tau[0], normaliser[0])
 
-    def _host_moments(self) -> tuple[Any, Any]:
-        """Return the same as two numbers, or two arrays ``(s,)``; kept until q(τ) moves."""
+    def _host_moments(self) -> tuple[list[float], list[float]]:
+        """Return the same as numbers, one for each model; kept until q(τ) moves."""
         if self._moments_cache is None:
             if self.precision is not None:
-                tau = self.precision * np.ones(self.b.shape)
-                log_tau = np.log(tau)
+                tau = [self.precision] * self.b.numel()
+                logs = [math.log(self.precision)] * self.b.numel()
             else:
                 if self._digamma is None:
-                    self._digamma = torch.digamma(self.a).numpy()
-                b = self.b.numpy()
-                tau, log_tau = self.a.numpy() / b, self._digamma - np.log(b)
-            self._moments_cache = tau, 0.5 * (log_tau - LOG_2PI)
+                    self._digamma = torch.digamma(self.a).view(-1).tolist()
+                b = self.b.view(-1).tolist()
+                tau = [x / y for x, y in zip(self.a.view(-1).tolist(), b, strict=True)]
+                logs = [x - math.log(y) for x, y in zip(self._digamma, b, strict=True)]
+            self._moments_cache = tau, [0.5 * (log - LOG_2PI) for log in logs]
         return self._moments_cache
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -194,23 +193,22 @@ class NaturalGradient(BayesianOptimizer):
         preconditioned = [slot.precondition(damping) for slot, damping in zip(slots, dampings, strict=True)]
         return [direction for direction, _ in preconditioned], [size for _, size in preconditioned]
 
-    def _clip(self, slots: list[FisherSlot], rate: float, sizes: list[Tensor], loss: Tensor) -> np.ndarray:
-        """Step sizes α of the layers, within the clips and corrected for the momentum's start."""
-        numbers = to_host([*sizes, loss])
-        if not math.isfinite(numbers.sum()):
+    def _clip(self, slots: list[FisherSlot], rate: float, sizes: list[Tensor], loss: Tensor) -> list[tuple[float, ...]]:
+        """Step sizes α of the layers, one for each model, within the clips and corrected for the momentum's start."""
+        models = to_host([*sizes, loss])
+        if not math.isfinite(sum(map(sum, models))):
             self._stop_at_nan(loss)
-        momentum = self.group["momentum"]
-        rates = np.array([min(rate, slot.max_rate) / (1 - momentum ** (slot.updates + 1)) for slot in slots])
-        rates = rates.reshape(-1, *(1,) * (numbers.ndim - 1))
-        return clip_rates(rates, numbers[:-1], self.group["layer_clip"], self.group["kl_clip"])
+        momentum, clips = self.group["momentum"], (self.group["layer_clip"], self.group["kl_clip"])
+        rates = [min(rate, slot.max_rate) / (1 - momentum ** (slot.updates + 1)) for slot in slots]
+        return list(zip(*(clip_rates(rates, sizes_of_model, *clips) for *sizes_of_model, _ in models), strict=True))
 
-    def _move(self, slots: list[FisherSlot], directions: list[Tensor], rates: np.ndarray) -> None:
+    def _move(self, slots: list[FisherSlot], directions: list[Tensor], rates: list[tuple[float, ...]]) -> None:
         """M ← M − α·Q_S·direction·Q_Aᵀ; what all models of a stack share takes the most careful one's rate."""
         for slot, direction, rate in zip(slots, directions, rates, strict=True):
             if slot.layer.stack is None:
-                slot.move(direction, float(rate.min()))
+                slot.move(direction, min(rate))
             else:
-                slot.move(direction, torch.from_numpy(rate).to(direction)[:, None, None])
+                slot.move(direction, direction.new_tensor(rate)[:, None, None])
 
     @property
     def posterior_scale(self) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +21,11 @@ MAX_RATE = 0.03  # of the guard: gradients that are not many times what the Fish
 MAX_RAISE = 1e12  # factor by which one step may raise a Fisher, so that K-FAC's, a product, stays finite
 
 
-def to_host(numbers: Sequence[Tensor]) -> np.ndarray:
-    """``numbers``, each ``()`` or ``(s,)``, as one array of as many rows: one host synchronisation."""
+def to_host(numbers: Sequence[Tensor]) -> list[tuple[float, ...]]:
+    """``numbers``, each ``()`` or ``(s,)``, of each model in turn: one host synchronisation."""
     if any(number.ndim for number in numbers):
-        numbers = torch.broadcast_tensors(*numbers)
-    return torch.stack(list(numbers)).cpu().numpy()
+        return list(zip(*torch.stack(torch.broadcast_tensors(*numbers)).tolist(), strict=True))
+    return [tuple(torch.stack(list(numbers)).tolist())]
 
 
 def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate: float, loss: Tensor) -> None:
@@ -58,20 +57,26 @@ def _surprising(slot: FisherSlot, ratio: Tensor, rate: float) -> Tensor:
     return slot.coordinates * torch.where(strain > 1, (MAX_RAISE / strain).clamp_max(1).sqrt(), 0)
 
 
-def clip_rates(rates: np.ndarray, sizes: np.ndarray, layer_clip: float | None, kl_clip: float | None) -> np.ndarray:
+def clip_rates(
+    rates: Sequence[float], sizes: Sequence[float], layer_clip: float | None, kl_clip: float | None
+) -> list[float]:
     """Rates α that keep each layer's change α²·gᵀF⁻¹g below ``layer_clip`` and the sum of all below ``kl_clip``.
 
+    They are few, and plain numbers cost the least.
+
     Args:
-        rates: ``(slots,)``, or ``(slots, 1)`` for a stack of models.
-        sizes: gᵀF⁻¹g, ``(slots,)`` or ``(slots, s)``.
+        rates: of one model's layers.
+        sizes: gᵀF⁻¹g of each.
         layer_clip: or None for no bound.
         kl_clip: or None for no bound.
-
-    Returns:
-        ``(slots,)`` or ``(slots, s)``.
     """
-    changes = np.maximum(rates**2 * sizes, MIN_EIGENVALUE)
-    scales = np.ones_like(changes) if layer_clip is None else np.minimum(np.sqrt(layer_clip / changes), 1.0)
-    if kl_clip is not None:
-        scales = scales * np.minimum(np.sqrt(kl_clip / (scales**2 * changes).sum(0)), 1.0)
-    return rates * scales
+    if layer_clip is not None:
+        rates = [rate * _scale(layer_clip, rate**2 * size) for rate, size in zip(rates, sizes, strict=True)]
+    change = sum(rate**2 * size for rate, size in zip(rates, sizes, strict=True))
+    scale = 1.0 if kl_clip is None else _scale(kl_clip, change)
+    return [rate * scale for rate in rates]
+
+
+def _scale(bound: float, change: float) -> float:
+    """Factor on rates that keeps ``change``, a square of them, below ``bound``."""
+    return min(math.sqrt(bound / max(change, MIN_EIGENVALUE)), 1.0)
