@@ -13,4 +13,4 @@ def accepted(method: Any, **options: Any) -> dict[str, Any]:
 
 
 BAYES: dict[str, Any] = {"kl_weight": 1.0, "prior_var": 1.0}  # the posterior of exact cases
-PAPER_STEP: dict[str, Any] = {"memory": None, "damping": 0.0}  # α(F + γ_in·I)⁻¹g with a constant α
+PAPER_STEP: dict[str, Any] = {"memory": None, "max_move": None}  # α(F + γ_in·I)⁻¹g with a constant α

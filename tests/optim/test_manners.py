@@ -720,7 +720,7 @@ def test_a_layer_used_late_gets_a_full_first_step(data):
         def forward(self, x):
             return self.a(x) + (self.b(x) if self.use else 0)
 
-    opt = build(en.EKFAC, model=Late(), lr=1e-6, layer_clip=None, stats_every=1)
+    opt = build(en.EKFAC, model=Late(), lr=1e-6, max_move=None, stats_every=1)
     for _ in range(20):
         step(opt, *data)
     opt.model.use = True

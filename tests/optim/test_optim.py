@@ -66,8 +66,10 @@ def flat_gradient(opt, slot):
 
 @pytest.mark.parametrize("method", NATURAL)
 @pytest.mark.parametrize("damping", [0.0, 0.3])
-def test_one_step_is_eq_9(data, method, damping):
-    opt = build(method, kl_weight=0.7, prior_var=0.5, lr=0.1, damping=damping, momentum=0.0, layer_clip=None)
+@pytest.mark.parametrize("max_move", [None, 0.2])
+def test_one_step_is_eq_9(data, method, damping, max_move):
+    """With γ_ex = ``damping`` + α/(κ√η)·|V̄| where moves are bounded: v of the first step is the squared gradient."""
+    opt = build(method, kl_weight=0.7, prior_var=0.5, lr=0.1, damping=damping, momentum=0.0, max_move=max_move)
     before = means(opt)
     block(opt, *data)
     drawn = [slot.sample.clone() for slot in opt.slots]
@@ -77,7 +79,8 @@ def test_one_step_is_eq_9(data, method, damping):
     assert opt.slots[0].damping(opt.group) == pytest.approx(intrinsic)
     for slot, mean, W, gradient, after in zip(opt.slots, before, drawn, gradients, means(opt), strict=True):
         V = -gradient - intrinsic * W
-        dense = slot.fisher.dense(intrinsic + damping)
+        bound = 0.0 if max_move is None else 0.1 / (max_move * 0.5**0.5) * slot.fisher.rotate(V).abs()
+        dense = slot.fisher.dense(intrinsic + damping + bound)
         expected = mean + 0.1 * torch.linalg.solve(dense, V.flatten()).reshape(mean.shape)
         torch.testing.assert_close(after, expected, **TOL)
 
@@ -139,7 +142,7 @@ def test_momentum_is_bias_corrected(data):
 
 def test_momentum_averages_gradients(data):
     """Against momentum by hand, with the Fisher fixed after the first step."""
-    opt = build(en.EKFAC, momentum=0.5, lr=0.1, layer_clip=None, damping=1.0, stats_every=1000, refresh_every=1000)
+    opt = build(en.EKFAC, momentum=0.5, lr=0.1, max_move=None, damping=1.0, stats_every=1000, refresh_every=1000)
     x, y = data
     average = [torch.zeros_like(mean) for mean in means(opt)]
     for k in range(1, 4):

@@ -10,9 +10,10 @@ from torch import nn
 
 import eigenoise as en
 from arguments import accepted
+from eigenoise.checks import NotFiniteError
 from eigenoise.optim import natural_gradient
 from eigenoise.optim.kl_weight import resolve_kl_weight
-from eigenoise.optim.step_size import step_size
+from eigenoise.optim.step_size import MAX_MOVE, step_size
 from seeded import randn
 
 D, B, ETA = 12, 16, 0.5
@@ -27,7 +28,7 @@ def excess_losses(method, steps, seed=0, **options):
     truth = ETA**0.5 * torch.randn(1, D)
     nn.init.zeros_(model[0].weight)
     likelihood = en.GaussianLikelihood(precision=1.0)
-    how = {"num_data": 10**9, "prior_var": ETA, "kl_weight": 1.0, "layer_clip": None, "guard": False, "fisher": "exact"}
+    how = {"num_data": 10**9, "prior_var": ETA, "kl_weight": 1.0, "guard": False, "fisher": "exact"}
     how |= {"stats_every": 1, "refresh_every": 20, "ema_factors": 0.01, "ema_scale": 0.01, "noise_ramp": 0}
     opt = method(model, likelihood=likelihood, **accepted(method, **how), **options)
     losses = []
@@ -45,16 +46,65 @@ def excess_losses(method, steps, seed=0, **options):
 @pytest.mark.parametrize("lr", [0.05, 0.2, 0.5])
 @pytest.mark.parametrize("method", [en.NoisyEKFAC, en.NoisyAdam])
 def test_the_excess_loss_of_constant_steps_is_what_theory_says(method, lr):
-    """A direction whose error shrinks by ρ = αR/(R + γ) a step gets noise R/B, and keeps a loss of ρ/(2B(2 − ρ))."""
+    """A direction whose error shrinks by ρ = αR/D a step gets noise R/B, and keeps a loss of ρ/(2B(2 − ρ)).
+
+    The gradient's square is then v = 2R/(B(2 − ρ)) on average, and D = R + α/(κ√η)·√v.
+    """
     runs = [excess_losses(method, 4000, seed, lr=lr, memory=None, momentum=0.0)[2000:] for seed in range(3)]
     excess = torch.cat(runs).mean(0)
-    rho = lr * SPECTRUM / (SPECTRUM + lr / (B * ETA))
+    rho = torch.zeros(D)
+    for _ in range(100):
+        rho = lr * SPECTRUM / (SPECTRUM + lr / (MAX_MOVE * ETA**0.5) * (2 * SPECTRUM / (B * (2 - rho))).sqrt())
     expected = rho / (2 * B * (2 - rho))
     settled = rho * 2000 > 20
-    assert settled.sum() >= D // 2
+    assert settled.sum() >= 4
     assert 0.75 < excess[settled].sum() / expected[settled].sum() < 1.35
-    assert (excess[~settled] < 5 * 0.5 * ETA * SPECTRUM[~settled]).all()  # no farther than the prior has it
-    assert expected.sum() < 0.8 * lr * D / (4 * B)  # which steps without this damping would leave
+    assert (excess[~settled] < 5 * (expected + 0.5 * ETA * SPECTRUM)[~settled]).all()
+    assert excess.sum() < 0.8 * lr * D / (2 * B * (2 - lr))  # which steps without the bound on moves would leave
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_moves_weights_by_a_share_of_their_prior_deviation(method, scale):
+    """However large or small gradients are, and whatever lr is: |m| ≤ √v̂·√(Σ weights²/weight) by Cauchy–Schwarz."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 3, bias=False)).double()
+    likelihood = en.GaussianLikelihood(precision=1.0)
+    how = {"num_data": 10**9, "prior_var": 0.25, "max_move": 0.02, "lr": 1.0, "memory": None, "guard": False}
+    opt = method(model, likelihood=likelihood, kl_weight=1e-9, **how)
+    moves = []
+    for _ in range(30):
+        before = model[0].weight.detach().clone()
+        with opt.sampled_params():
+            opt.zero_grad()
+            likelihood.nll(scale * model(randn(8, 6).double()), scale * randn(8, 3).double()).backward()
+        opt.step()
+        slot = opt.slots[0]
+        moved = model[0].weight.detach() - before
+        moves.append((moved if slot.fisher.factors is None else slot.fisher.rotate(moved)).abs().max())
+    unit = 0.02 * 0.25**0.5
+    assert max(moves) < 3 * unit
+    assert max(moves) > 0.1 * unit or scale == 1e6  # steep directions take the smaller natural-gradient step
+
+
+def test_a_gradient_whose_square_overflows_is_refused():
+    model = nn.Sequential(nn.Linear(3, 1)).float()
+    opt = en.NoisyEKFAC(model, num_data=100, likelihood="regression", guard=False)
+
+    def gradients_of(size):
+        with opt.sampled_params():
+            opt.zero_grad()
+            opt.likelihood.nll(model(torch.ones(4, 3).float()), torch.zeros(4, 1).float()).backward()
+        for param in model.parameters():
+            param.grad.fill_(size)
+
+    gradients_of(1.0)
+    opt.step()
+    before = [slot.squares.clone() for slot in opt.slots]
+    gradients_of(1e25)
+    with pytest.raises(NotFiniteError, match="finite"):
+        opt.step()
+    assert all(torch.equal(slot.squares, square) for slot, square in zip(opt.slots, before, strict=True))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -119,7 +169,9 @@ def test_the_count_of_examples_survives_a_restart():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"damping": "much"}, ValueError, "damping must be a number or 'auto'"),
+        ({"damping": "auto"}, TypeError, "damping must be a number"),
+        ({"max_move": 0.0}, ValueError, "max_move"),
+        ({"max_move": "far"}, TypeError, "max_move"),
         ({"damping": -1.0}, ValueError, "damping"),
         ({"memory": 0.0}, ValueError, "memory"),
         ({"memory": 2.0}, ValueError, "memory"),

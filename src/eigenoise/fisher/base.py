@@ -89,11 +89,18 @@ class Fisher(ABC):
         """Blend what was gathered since the last call into the moving averages (eq. 12)."""
 
     @abstractmethod
-    def refresh(self, coordinates: Sequence[Tensor] = (), decomposition: list[Tensor] | None = None) -> bool:
+    def refresh(
+        self,
+        coordinates: Sequence[Tensor] = (),
+        diagonals: Sequence[Tensor] = (),
+        decomposition: list[Tensor] | None = None,
+    ) -> bool:
         """Decompose the factors and use the new basis; False if that failed and the old one is kept.
 
         Args:
             coordinates: matrices ``(..., p, n)`` in the basis, rotated in place into the new one.
+            diagonals: the diagonals ``(..., p, n)`` of matrices that are diagonal in the basis, which become, in place,
+                their diagonals in the new one.
             decomposition: what ``factors.decompose()`` gave, if it was done before, perhaps by another process.
         """
 
@@ -148,13 +155,8 @@ class Fisher(ABC):
             mean.clear()
 
     def solve(self, V: Tensor, damping: Damping) -> Tensor:
-        """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``: rotate, rescale, rotate back."""
-        return self.unrotate(self.rescale(self.rotate(V), damping), overwrite=True)
-
-    def rescale(self, V: Tensor, damping: Damping) -> Tensor:
-        """(F + γI)⁻¹ on coordinates ``V (..., p, n)`` in the basis: the second stage of eq. 4."""
-        spectrum = self.spectrum(damping)
-        return torch.div(V, spectrum, out=spectrum)
+        """(F + γI)⁻¹V (eqs 3, 4, 21), shape ``(..., p, n)``: rotate, divide, rotate back."""
+        return self.unrotate(self.rotate(V) / self.spectrum(damping), overwrite=True)
 
     def root(self, X: Tensor, damping: Damping) -> Tensor:
         """L·X with LLᵀ = (F + γI)⁻¹, so that white noise X becomes a posterior sample (eq. 20)."""

@@ -70,7 +70,12 @@ class Diagonal(Fisher):
             self.updates[1] += 1
             self._cache.clear()
 
-    def refresh(self, coordinates: Sequence[Tensor] = (), decomposition: list[Tensor] | None = None) -> bool:
+    def refresh(
+        self,
+        coordinates: Sequence[Tensor] = (),
+        diagonals: Sequence[Tensor] = (),
+        decomposition: list[Tensor] | None = None,
+    ) -> bool:
         """No-op: nothing is amortised."""
         return True
 

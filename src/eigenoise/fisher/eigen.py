@@ -84,7 +84,12 @@ class Eigen(Fisher):
             self.updates[1] += 1
             self._cache.clear()
 
-    def refresh(self, coordinates: Sequence[Tensor] = (), decomposition: list[Tensor] | None = None) -> bool:
+    def refresh(
+        self,
+        coordinates: Sequence[Tensor] = (),
+        diagonals: Sequence[Tensor] = (),
+        decomposition: list[Tensor] | None = None,
+    ) -> bool:
         """Use a new eigenbasis (eq. 5); R → (P_S∘P_S)·R·(P_A∘P_A)ᵀ with P the change of basis."""
         decomposition = self.factors.decompose() if decomposition is None else decomposition
         if decomposition is None:
@@ -92,6 +97,8 @@ class Eigen(Fisher):
         change = self.factors.set_basis(decomposition)
         for V in coordinates:
             V.copy_(change.rotate(V))
+        for diagonal in diagonals:
+            diagonal.copy_(change.rotate_diagonal(diagonal))
         if not self._has_basis and int(self.updates[0]):
             self.R.copy_(self.kfac_eigenvalues())
             self._has_basis.fill_(True)

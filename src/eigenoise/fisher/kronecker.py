@@ -65,7 +65,12 @@ class Kronecker(Fisher):
             self.factors.commit(self._weight(ema_factors, 0), self._is_first(0))
             self.updates[0] += 1
 
-    def refresh(self, coordinates: Sequence[Tensor] = (), decomposition: list[Tensor] | None = None) -> bool:
+    def refresh(
+        self,
+        coordinates: Sequence[Tensor] = (),
+        diagonals: Sequence[Tensor] = (),
+        decomposition: list[Tensor] | None = None,
+    ) -> bool:
         """Use new eigendecompositions of A and S (eq. 5)."""
         decomposition = self.factors.decompose() if decomposition is None else decomposition
         if decomposition is None:
@@ -73,6 +78,8 @@ class Kronecker(Fisher):
         change = self.factors.set_basis(decomposition)
         for V in coordinates:
             V.copy_(change.rotate(V))
+        for diagonal in diagonals:
+            diagonal.copy_(change.rotate_diagonal(diagonal))
         self._cache.clear()
         return True
 

@@ -14,6 +14,7 @@ from eigenoise.fisher import Fisher
 from eigenoise.fisher.base import Damping
 from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer
 from eigenoise.optim.priors import LayerPrior
+from eigenoise.optim.step_size import move_damping
 from eigenoise.optim.weight_swap import Group, Slot
 
 
@@ -37,6 +38,8 @@ class FisherSlot(Slot):
         gradient: of −log p(y | x, W) + the prior's, at the sampled weights.
         coordinates: the same in the basis, then the new momentum, until ``move`` makes it that.
         momentum: moving average of coordinates.
+        squares: moving average of squared coordinates of gradients, v, from 0.
+        new_squares: the same with this step's, until ``move`` keeps them; None if moves have no bound.
         prior: an earlier posterior in the place of N(0, ηI), or None.
         updates: steps it took part in.
     """
@@ -56,6 +59,8 @@ class FisherSlot(Slot):
         self.gradient, self.momentum = self.empty(), self.empty()
         self.gradient_views = layer.views(self.gradient)
         self.coordinates = self.momentum
+        self.squares = self.empty()
+        self.new_squares: Tensor | None = None
         self.updates = 0
         self._deviation = self.empty() if mirrored and self.noisy else None
         self._waiting = False  # the deviation was used once
@@ -130,12 +135,21 @@ class FisherSlot(Slot):
         rotated = self.fisher.rotate(self.gradient)
         self.coordinates = rotated.clone() if rotated is self.gradient else rotated
 
-    def precondition(self, damping: Damping) -> tuple[Tensor, Tensor]:
-        """(F + γI)⁻¹ on the new momentum, as coordinates, and its size mᵀ(F + γI)⁻¹m, ``()`` or ``(s,)``."""
-        direction = self.fisher.rescale(self.coordinates, damping)
+    def precondition(self, group: Group, rate: float) -> tuple[Tensor, Tensor]:
+        """D⁻¹m of the new momentum m, as coordinates, with D = F + γ_in + γ_ex; and mᵀD⁻¹m, ``()`` or ``(s,)``."""
+        spectrum = self.fisher.spectrum(self.damping(group) + group["damping"])
+        if self.new_squares is not None:
+            roots, precision = self.new_squares.sqrt(), self.prior_precision(group)
+            size = move_damping(group, rate, self.updates + 1)
+            if isinstance(precision, Tensor):
+                spectrum.addcmul_(roots, precision.sqrt(), value=size)
+            else:
+                spectrum.add_(roots, alpha=size * precision**0.5)
+        direction = self.coordinates / spectrum
+        momentum = spectrum.mul_(direction)  # NaN where v is too large for its dtype, so that the step is refused
         if self.layer.stack is None:
-            return direction, torch.dot(self.coordinates.reshape(-1), direction.reshape(-1))
-        return direction, (self.coordinates * direction).flatten(1).sum(-1)
+            return direction, torch.dot(momentum.reshape(-1), direction.reshape(-1))
+        return direction, momentum.mul_(direction).flatten(1).sum(-1)
 
     def move(self, direction: Tensor, rate: Tensor | float) -> None:
         """Mean ← mean − rate·direction, which is given as coordinates (the last stage of eq. 4); keep the momentum."""
@@ -143,11 +157,13 @@ class FisherSlot(Slot):
             direction, rate = direction.mul_(rate), 1.0
         self.mean.sub_(self.fisher.unrotate(direction, overwrite=True), alpha=rate)
         self.momentum = self.coordinates
+        if self.new_squares is not None:
+            self.squares, self.new_squares = self.new_squares, None
         self.updates += 1
 
     def refresh(self, decomposition: list[Tensor] | None) -> bool:
-        """Use a new basis for the Fisher and for the momentum; False if its decomposition failed (None)."""
-        refreshed = decomposition is not None and self.fisher.refresh([self.momentum], decomposition)
+        """Use a new basis for the Fisher, the momentum and v; False if its decomposition failed (None)."""
+        refreshed = decomposition is not None and self.fisher.refresh([self.momentum], [self.squares], decomposition)
         self._prior_precision = self._damping = None
         if self.prior is not None:
             self.prior.set_basis(self.fisher)
@@ -180,8 +196,9 @@ class FisherSlot(Slot):
     # Keeping.
 
     def state(self) -> dict[str, Tensor]:
-        """Momentum, Fisher, and the noise that waits to be used again."""
-        state = {"momentum": self.momentum, "steps": torch.tensor(self.updates), **self.fisher.state()}
+        """Momentum, v, Fisher, and the noise that waits to be used again."""
+        state = {"momentum": self.momentum, "squares": self.squares, **self.fisher.state()}
+        state["steps"] = torch.tensor(self.updates)
         if self._deviation is not None:
             self._waiting = self._waiting and self.fisher.is_current(self._drawn_with[0])  # else it is drawn again
             state |= {"deviation": self._deviation, "waiting": torch.tensor(self._waiting)}

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from eigenoise import checks
 from eigenoise.fisher import Eigen, Fisher
-from eigenoise.fisher.base import Damping
 from eigenoise.inference.posterior import Posterior
 from eigenoise.layers.assignment import Assignment
 from eigenoise.likelihoods import Likelihood
@@ -30,7 +29,7 @@ from eigenoise.optim.fisher_slot import FisherSlot, posterior_scale
 from eigenoise.optim.priors import check_fingerprint, layer_priors
 from eigenoise.optim.statistics import Schedule, Statistics
 from eigenoise.optim.step_control import clip_rates, raise_fishers, to_host
-from eigenoise.optim.step_size import check_step_size, extrinsic_damping, step_size
+from eigenoise.optim.step_size import SQUARES_RATE, check_step_size, step_size
 from eigenoise.parallel.ddp import original_module
 from eigenoise.parallel.ranks import Ranks
 
@@ -43,8 +42,8 @@ class NaturalGradient(BayesianOptimizer):
     Args:
         model: any ``nn.Module``.
         likelihood: what the model's output means.
-        hyper: ``num_data``, ``lr``, ``kl_weight``, ``prior_var``, ``damping``, ``momentum``, ``ema_factors``,
-            ``ema_scale``, ``layer_clip`` and ``kl_clip``, as the named methods have them.
+        hyper: ``num_data``, ``lr``, ``kl_weight``, ``prior_var``, ``memory``, ``max_move``, ``damping``, ``momentum``,
+            ``ema_factors``, ``ema_scale``, ``layer_clip`` and ``kl_clip``, as the named methods have them.
         make_fisher: builds the Fisher of a layer or a bare parameter.
         schedule: steps between statistics, decompositions and re-initialisations.
         sampling: how weights are sampled in training.
@@ -118,10 +117,9 @@ class NaturalGradient(BayesianOptimizer):
         self._reinitialise()
         self._rotate_gradients(slots)
         rate = step_size(self.group, terms, self.seen + terms)
-        dampings = self._dampings(slots, rate, terms)
-        self._guard(slots, dampings, loss)
+        self._guard(slots, loss)
         self._update_momenta(slots)
-        directions, sizes = self._precondition(slots, dampings)
+        directions, sizes = self._precondition(slots, rate)
         rates = self._clip(slots, rate, sizes, loss)
         self._move(slots, directions, rates)
 
@@ -170,27 +168,27 @@ class NaturalGradient(BayesianOptimizer):
         for slot in slots:
             slot.rotate_gradient()
 
-    def _dampings(self, slots: list[FisherSlot], rate: float, terms: float) -> list[Damping]:
-        """γ = γ_in + γ_ex of each layer."""
-        group = self.group
-        return [
-            slot.damping(group) + extrinsic_damping(group, rate, terms, slot.prior_precision(group)) for slot in slots
-        ]
-
-    def _guard(self, slots: list[FisherSlot], dampings: list[Damping], loss: Tensor) -> None:
-        """Raise Fishers that do not allow for this gradient; noise is protected by γ_in alone."""
+    def _guard(self, slots: list[FisherSlot], loss: Tensor) -> None:
+        """Raise Fishers that do not allow for this gradient, as the noise that they give would not."""
         if self.guard:
-            protection = [slot.damping(self.group) for slot in slots] if self.noisy else dampings
-            raise_fishers(slots, protection, self.group["ema_scale"], loss)
+            dampings = [slot.damping(self.group) for slot in slots]
+            if not self.noisy:
+                dampings = [damping + self.group["damping"] for damping in dampings]
+            raise_fishers(slots, dampings, self.group["ema_scale"], loss)
 
     def _update_momenta(self, slots: list[FisherSlot]) -> None:
-        """Moving averages of the gradients in the basis; they replace the old ones only when the step is made."""
-        coordinates, momenta = [slot.coordinates for slot in slots], [slot.momentum for slot in slots]
-        torch._foreach_lerp_(coordinates, momenta, self.group["momentum"])
+        """Moving averages of gradients and of their squares; they replace the old ones only when the step is made."""
+        coordinates = [slot.coordinates for slot in slots]
+        if self.group["max_move"] is not None:
+            squares = torch._foreach_mul(coordinates, coordinates)
+            torch._foreach_lerp_(squares, [slot.squares for slot in slots], 1 - SQUARES_RATE)
+            for slot, new in zip(slots, squares, strict=True):
+                slot.new_squares = new
+        torch._foreach_lerp_(coordinates, [slot.momentum for slot in slots], self.group["momentum"])
 
-    def _precondition(self, slots: list[FisherSlot], dampings: list[Damping]) -> tuple[list[Tensor], list[Tensor]]:
-        """(F + γI)⁻¹ on each momentum, as coordinates (eq. 21), and its size in that metric."""
-        preconditioned = [slot.precondition(damping) for slot, damping in zip(slots, dampings, strict=True)]
+    def _precondition(self, slots: list[FisherSlot], rate: float) -> tuple[list[Tensor], list[Tensor]]:
+        """(F + γI)⁻¹ on each momentum, as coordinates (eq. 21), and its size in that metric; γ = γ_in + γ_ex."""
+        preconditioned = [slot.precondition(self.group, rate) for slot in slots]
         return [direction for direction, _ in preconditioned], [size for _, size in preconditioned]
 
     def _clip(self, slots: list[FisherSlot], rate: float, sizes: list[Tensor], loss: Tensor) -> list[tuple[float, ...]]:

@@ -14,6 +14,7 @@ from eigenoise.likelihoods import Likelihood
 from eigenoise.optim.blocks import NOISE_RAMP, Sampling
 from eigenoise.optim.natural_gradient import NaturalGradient
 from eigenoise.optim.statistics import Schedule
+from eigenoise.optim.step_size import MAX_MOVE
 from eigenoise.optim.structures import diagonal_fisher
 
 
@@ -38,8 +39,9 @@ class NoisyAdam(NaturalGradient):
             its whole covariance, the new posterior its diagonal in the new basis.
         memory: the share of all examples seen so far that a step remembers: α falls from ``lr`` as 1/(memory·k) at
             step k, so that training longer is never worse. None leaves α to ``lr`` and to your schedule of it.
-        damping: γ_ex, added to the Fisher in the step but not in the posterior: a number, or ``"auto"``, which is
-            α/(Bη), the prior's part in a posterior of the B/α examples that a step remembers.
+        max_move: κ, how far a step moves a weight at most, about, in standard deviations of its prior: γ_ex is
+            α/(κ√η)·√v in each direction, v the moving average of its squared gradient. None for no such bound.
+        damping: a constant part of γ_ex, added to the Fisher in the step but not in the posterior.
         momentum: of the gradient before preconditioning, bias-corrected.
         ema_scale: ω̃, rate of the moving average of the diagonal, likewise.
         stats_every: T_stats, steps between updates of the diagonal.
@@ -84,13 +86,14 @@ class NoisyAdam(NaturalGradient):
         prior_var: float | str | Mapping[str, float] = "fan-in",
         prior: Posterior | None = None,
         memory: float | None = 0.2,
-        damping: float | str = "auto",
+        max_move: float | None = MAX_MOVE,
+        damping: float = 0.0,
         momentum: float = 0.9,
         ema_scale: float = 0.03,
         stats_every: int = 10,
         stats_fraction: float | str = "auto",
         fisher: str = "sampled",
-        layer_clip: float | None = 1e-3,
+        layer_clip: float | None = None,
         kl_clip: float | None = None,
         guard: bool = True,
         init: float | None = None,
@@ -114,6 +117,7 @@ class NoisyAdam(NaturalGradient):
                 "kl_weight": kl_weight,
                 "prior_var": prior_var,
                 "memory": memory,
+                "max_move": max_move,
                 "damping": damping,
                 "momentum": momentum,
                 "ema_factors": ema_scale,

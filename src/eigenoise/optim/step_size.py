@@ -1,10 +1,15 @@
-"""How large a step is and how it is damped: both follow from how many examples it remembers.
+"""How large a step is: what it remembers, and how far it may move a weight.
 
-Steps of rate α on B examples are a moving average over about m = B/α of them. Where m examples say less than the prior
-N(0, ηI) does, such steps should hardly move: the posterior of m examples has the precision m·F + I/η, so the step is
-α·(F + γI)⁻¹g with γ = 1/(mη) = α/(Bη) on top of γ_in. Around a minimum it leaves the mean with an excess loss of about
-d_eff/(4m), with d_eff = Σ R/(R + γ) directions: what any estimate from m examples has. With γ_in alone, which is that
-of N/λ examples, d_eff counts directions that only all of the data tell, and the loss of long runs climbs.
+Two rates bound a step of the momentum m, in each direction of the Fisher's basis:
+
+- α·m/(R + γ), the natural gradient. Steps of rate α on B examples are a moving average over about B/α of them. For the
+  jitter of the mean to vanish they must remember more and more: by default a fixed share of all examples seen so far.
+- κ·√η·m/√v, with v the moving average of the squared gradient: Adam's step in the Fisher's basis, as SOAP has it
+  (Vyas et al. 2024). However flat the direction, it moves a weight by about κ standard deviations of its prior at most.
+
+The step is m over the sum of both denominators, so that the smaller rate counts: (α/(κ√η))·√v is an extrinsic damping
+γ_ex of its own for each direction. Early on the second bound acts almost everywhere. As α falls the first takes over,
+in steep directions first, and around a minimum it leaves an excess loss of at most α/(4B) in each direction.
 """
 
 from __future__ import annotations
@@ -14,23 +19,21 @@ from typing import Any
 
 from eigenoise import checks
 
-AUTO = "auto"
+MAX_MOVE = 0.05  # κ by default, in standard deviations of the prior
+SQUARES_RATE = 0.01  # of the moving average v
 
 
 def check_step_size(hyper: Mapping[str, Any]) -> None:
-    """Require a number or ``"auto"`` as ``damping``, and a share or None as ``memory``.
+    """Require a number as ``damping``, a share or None as ``memory``, and a positive number or None as ``max_move``.
 
     Raises:
         TypeError, ValueError: if they are something else.
     """
-    damping, memory = hyper["damping"], hyper["memory"]
-    if isinstance(damping, str):
-        if damping != AUTO:
-            raise ValueError(f"damping must be a number or {AUTO!r}, got {damping!r}")
-    else:
-        checks.number("damping", damping)
-    if memory is not None:
-        checks.number("memory", memory, open_low=True, high=1.0)
+    checks.number("damping", hyper["damping"])
+    if hyper["memory"] is not None:
+        checks.number("memory", hyper["memory"], open_low=True, high=1.0)
+    if hyper["max_move"] is not None:
+        checks.number("max_move", hyper["max_move"], open_low=True)
 
 
 def step_size(group: Mapping[str, Any], terms: float, seen: float) -> float:
@@ -46,13 +49,12 @@ def step_size(group: Mapping[str, Any], terms: float, seen: float) -> float:
     return min(group["lr"], terms / (group["memory"] * seen))
 
 
-def extrinsic_damping(group: Mapping[str, Any], rate: float, terms: float, prior_precision: Any) -> Any:
-    """γ_ex: α/(Bη), or the number that ``damping`` is.
+def move_damping(group: Mapping[str, Any], rate: float, updates: int) -> float:
+    """α/κ, corrected for the start of v: times √v/√η it is the damping that bounds moves.
 
     Args:
-        group: hyperparameters.
+        group: hyperparameters, with a ``max_move``.
         rate: α.
-        terms: B.
-        prior_precision: 1/η of a layer.
+        updates: steps that v has seen, this one included.
     """
-    return rate / terms * prior_precision if group["damping"] == AUTO else group["damping"]
+    return rate / group["max_move"] / (1 - (1 - SQUARES_RATE) ** updates) ** 0.5

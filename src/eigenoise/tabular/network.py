@@ -100,7 +100,8 @@ class Stack:
         self.model = config.model(rows.x.shape[1], candidate.hidden, len(index))
         options: dict[str, Any] = {"samples": 2, "antithetic": True, "parallel": True, "lr": config.lr}
         if config.method != "bbb":
-            options |= {"fisher": "sampled" if config.classes else "exact", "memory": None, "damping": 0.0}
+            options |= {"fisher": "sampled" if config.classes else "exact", "memory": None, "max_move": None}
+            options["layer_clip"] = 1e-3
         self.optimizer = BAYESIAN[config.method](
             self.model,
             num_data=max(1, round(float(self.weight.sum(-1).mean()))),
