@@ -79,7 +79,7 @@ class PendingMean:
             return False
         keep = 1.0 - rate
         if self.total is not None:
-            average.lerp_(self.total.div_(self.count).to(average.device), rate)
+            average.lerp_(self.total.div_(self.count), rate)
             keep = 1.0
         for product in self.products:
             product.add_to(average, keep, rate / self.count)
