@@ -23,8 +23,9 @@ class GramAverage:
     """
 
     def __init__(self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any]):
-        eye = torch.eye(size, **options).repeat(*lead, 1, 1)
-        self._average = MovingAverage(eye.mul_(init or 0.0), scaled_identity)
+        start = torch.zeros(*lead, size, size, **options)
+        start.diagonal(dim1=-2, dim2=-1).fill_(init or 0.0)
+        self._average = MovingAverage(start, scaled_identity)
         self._mirrored = True  # the upper triangle is as new as the lower one
 
     @property
