@@ -185,8 +185,9 @@ class NaturalGradient(BayesianOptimizer):
 
     def _update_momenta(self, slots: list[FisherSlot]) -> None:
         """Moving averages of the gradients in the basis; they replace the old ones only when the step is made."""
-        coordinates, momenta = [slot.coordinates for slot in slots], [slot.momentum for slot in slots]
-        torch._foreach_lerp_(coordinates, momenta, self.group["momentum"])
+        momentum = self.group["momentum"]
+        for slot in slots:
+            slot.coordinates.lerp_(slot.momentum, momentum)
 
     def _precondition(self, slots: list[FisherSlot], dampings: list[Damping]) -> tuple[list[Tensor], list[Tensor]]:
         """(F + γI)⁻¹ on each momentum, as coordinates (eq. 21), and its size in that metric."""
