@@ -43,6 +43,8 @@ class Product:
 
     def bound(self) -> Tensor:
         """A number that no entry's size exceeds: finite only if they all are."""
+        if self.left is self.right:
+            return self.left.square().sum()
         return (self.left.abs().sum(-1) * self.right.abs().sum(-1)).sum()
 
     def is_small(self, beside: int = 0) -> bool:
