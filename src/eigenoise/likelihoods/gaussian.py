@@ -114,20 +114,20 @@ class GaussianLikelihood(Likelihood):
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """Return E_q[log N(y; f, 1/τ)], summed over the d outputs, ``(..., b)``."""
         tau, normaliser = self._moments(f)
-        return torch.sub(f.shape[-1] * normaliser, tau * _squares(f, y).sum(-1), alpha=0.5)
+        return f.shape[-1] * normaliser - 0.5 * tau * _squares(f, y).sum(-1)
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Sample ``f + noise`` with noise of precision E[τ], ``(..., b, d)``."""
         noise = torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
-        return f + noise / self._moments(f)[0].unsqueeze(-1).sqrt()
+        return f + noise / self._tau(f) ** 0.5
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return E[τ]·(y − f), ``(..., b, d)``."""
-        return self._moments(f)[0].unsqueeze(-1) * (y - f)
+        return self._tau(f) * (y - f)
 
     def fisher_vectors(self, f: Tensor) -> Tensor:
         """Return √E[τ] along each output, ``(d, ..., b, d)``."""
-        return scaled_unit_vectors(self._moments(f)[0].unsqueeze(-1).sqrt().expand(f.shape))
+        return scaled_unit_vectors(torch.ones_like(f) * self._tau(f) ** 0.5)
 
     def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> GaussianMixture:
         """Return a mixture of normals; with a posterior over τ, each weight sample has its own sample of τ."""
@@ -174,12 +174,11 @@ class GaussianLikelihood(Likelihood):
     def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """Return ½·E[τ]·Σ(y − f)²/b − d·½·(E[log τ] − log 2π), summed over models, in few operations."""
         squares, weight = self._sum_of_squares(f, y), 0.5 / self.terms(f)
+        tau, normaliser = self._moments(f)
         if self.stack is None:
-            (precision,), (log_normaliser,) = self._host_moments()
-            constant = torch.full((), -f.shape[-1] * log_normaliser, dtype=f.dtype, device=f.device)
-            loss = torch.add(constant, squares, alpha=weight * precision)
+            constant = torch.full((), -f.shape[-1] * normaliser, dtype=f.dtype, device=f.device)
+            loss = torch.add(constant, squares, alpha=weight * tau)
         else:
-            tau, normaliser = self._moments(f)
             loss = torch.add(-f.shape[-1] * normaliser.sum(), torch.dot(tau.flatten(), squares), alpha=weight)
         detached, output = squares.detach(), f.detach()
         return loss, lambda: self._record(detached, output)
@@ -251,10 +250,18 @@ class GaussianLikelihood(Likelihood):
         self.discard()
         self._digamma = None
 
-    def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E[τ] and ½·(E[log τ] − log 2π) like ``f``, broadcastable to ``(..., s, b)`` or ``(..., b)``."""
-        tau, normaliser = torch.tensor(self._host_moments(), dtype=f.dtype, device=f.device).unsqueeze(-1)
-        return (tau, normaliser) if self.stack else (tau[0], normaliser[0])
+    def _tau(self, f: Tensor) -> Any:
+        """Return E[τ] as a number, or for a stack as ``(s, 1, 1)`` like ``f``."""
+        tau, _ = self._moments(f)
+        return tau if self.stack is None else tau.unsqueeze(-1)
+
+    def _moments(self, f: Tensor) -> tuple[Any, Any]:
+        """Return E[τ] and ½·(E[log τ] − log 2π) as numbers, or for a stack as ``(s, 1)`` like ``f``."""
+        moments = self._host_moments()
+        if self.stack is None:
+            return moments[0][0], moments[1][0]
+        tau, normaliser = torch.tensor(moments, dtype=f.dtype, device=f.device).unsqueeze(-1)
+        return tau, normaliser
 
     def _host_moments(self) -> tuple[list[float], list[float]]:
         """Return the same as numbers, one for each model."""
