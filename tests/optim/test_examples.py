@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import eigenoise as en
-from eigenoise.layers.matrix_layer import Grouping
+from eigenoise.layers.matrix_layer import Grouping, as_matrix_layer
+from eigenoise.optim.examples import _agreement
 
 C = 3
 DRAWS = 600
@@ -277,3 +278,18 @@ def test_a_convolution_on_patches_of_unknown_owners_is_unbiased(method, monkeypa
     error = torch.tensor(traces).std() / len(traces) ** 0.5
     assert abs(sum(traces) / len(traces) - float(wanted)) < 4 * float(error)
     assert float(error) < 0.08 * float(wanted)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-27])
+def test_examples_with_hardly_a_gradient_have_no_say(size):
+    """A confident model's gradients span more than float32 can keep the digits of."""
+    torch.manual_seed(0)
+    layer = as_matrix_layer("layer", nn.Linear(4, 5))
+    assert layer is not None
+    first, signs = size * torch.randn(8, 5, dtype=torch.float32), torch.tensor([1.0, -1.0] * 4)
+    first[0] *= 1e-10
+    second = first * signs[:, None].float()
+    second[0] *= -0.5
+    assert float(_agreement(layer, first, second, signs, Grouping(0))) == pytest.approx(1.0, abs=1e-6)
+    second[1] *= -0.5
+    assert float(_agreement(layer, first, second, signs, Grouping(0))) < 0.9

@@ -10,7 +10,7 @@ A damping γ is a number, or a tensor ``(..., p, n)`` of one number for each dir
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from eigenoise.linalg.moving_average import Averaged
 
 DAMPINGS = ("exact", "factored")
 MIN_EIGENVALUE = 1e-30  # eigenvalues are never taken for smaller: the inverse is finite in float32
-MAX_CACHED = 8  # spectra; a damping that is scheduled at every step must not fill the memory
+MAX_KEPT = 2  # roots of spectra; a damping that changes at every step must not fill the memory
 
 Damping = float | Tensor
 
@@ -57,7 +57,7 @@ class Fisher(ABC):
         self.event_dims = 2
         self.factors: KroneckerFactors | None = None  # the basis, if it is another than that of the weights
         self.updates = torch.zeros(2, dtype=torch.int64)
-        self._cache: dict[tuple[str, float | int], tuple[Damping, Tensor]] = {}
+        self._roots: dict[float | int, tuple[Damping, Tensor]] = {}
 
     # What a subclass says.
 
@@ -178,20 +178,29 @@ class Fisher(ABC):
         return columns.flatten(-2).movedim(0, -1)
 
     def inverse(self, damping: Damping) -> Tensor:
-        """Eigenvalues ``(..., p, n)`` of (F + γI)⁻¹, in the order of the basis; kept until the spectrum moves."""
-        return self._cached("inverse", damping, lambda: self.spectrum(damping).reciprocal_())
+        """Eigenvalues ``(..., p, n)`` of (F + γI)⁻¹, in the order of the basis."""
+        return self.spectrum(damping).reciprocal_()
 
     def inverse_root(self, damping: Damping) -> Tensor:
-        """Their square roots, kept likewise."""
-        return self._cached("root", damping, lambda: self.inverse(damping).sqrt())
+        """Their square roots, kept until the spectrum moves."""
+        key = id(damping) if isinstance(damping, Tensor) else damping
+        kept = self._roots.get(key)
+        if kept is not None:
+            return kept[1]
+        root = self.inverse(damping).sqrt_()
+        if not torch.is_inference_mode_enabled():  # such tensors could never be used in training
+            if len(self._roots) >= MAX_KEPT:
+                self._roots.clear()
+            self._roots[key] = damping, root  # holding the damping keeps its id its own
+        return root
 
-    def is_current(self, spectrum: Tensor | None) -> bool:
-        """Whether ``spectrum``, which ``inverse`` or ``inverse_root`` gave, has not changed since."""
-        return any(value is spectrum for _, value in self._cache.values())
+    def is_current(self, root: Tensor | None) -> bool:
+        """Whether ``root``, which ``inverse_root`` gave, is what it would still give."""
+        return any(value is root for _, value in self._roots.values())
 
     def forget_cache(self) -> None:
         """To be called when the state was changed."""
-        self._cache.clear()
+        self._roots.clear()
         if self.factors is not None:
             self.factors.sync()
 
@@ -201,18 +210,6 @@ class Fisher(ABC):
 
     def _is_first(self, part: int) -> bool:
         return self.init is None and not int(self.updates[part])
-
-    def _cached(self, kind: str, damping: Damping, compute: Callable[[], Tensor]) -> Tensor:
-        key = (kind, id(damping) if isinstance(damping, Tensor) else damping)
-        kept = self._cache.get(key)
-        if kept is not None:
-            return kept[1]
-        value = compute()
-        if not torch.is_inference_mode_enabled():  # such tensors could never be used in training
-            if len(self._cache) > MAX_CACHED:
-                self._cache.clear()
-            self._cache[key] = damping, value  # holding the damping keeps its id its own
-        return value
 
 
 def damped(values: Tensor, damping: Damping) -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.fisher.second_moments import gram
+from eigenoise.fisher.gram_average import GramAverage
 from eigenoise.linalg.kronecker import matmul
-from eigenoise.linalg.moving_average import Averaged, MovingAverage, mirror_
+from eigenoise.linalg.moving_average import Averaged, MovingAverage
 from eigenoise.linalg.precision import mixed_matmul, product_dtype
 
 
@@ -138,71 +138,20 @@ class MatrixChange(SideChange):
         return matmul(x, self.P.square().mT)
 
 
-class GramAverage:
-    """The moving average of a symmetric matrix Σ xxᵀ ``(..., k, k)``, large ones updated below the diagonal only.
-
-    Args:
-        lead: leading dimensions.
-        size: k.
-        init: it starts as this times the identity, or None to start from the first statistics.
-        options: dtype and device.
-    """
-
-    def __init__(self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any]):
-        eye = torch.eye(size, **options).repeat(*lead, 1, 1)
-        self._average = MovingAverage(eye.mul_(init or 0.0), scaled_identity)
-        self._mirrored = True  # the upper triangle is as new as the lower one
-
-    @property
-    def value(self) -> Tensor:
-        """The moving average, ``(..., k, k)``."""
-        if not self._mirrored:
-            mirror_(self._average.value)
-            self._mirrored = True
-        return self._average.value
-
-    def update(self, x: Tensor, count: int) -> None:
-        """Gather Σ xxᵀ over ``x (..., b, t, k)``, a sum over ``count`` members."""
-        self._average.add(gram(x), count)
-
-    def commit(self, rate: float, first: bool) -> None:
-        """Blend what was gathered into the average (eq. 12)."""
-        self._mirrored = self._mirrored and not any(product.is_halved for product in self._average.pending.products)
-        self._average.blend(rate, first)
-
-    def averaged(self) -> Averaged:
-        """For those who sum over processes."""
-        return self._average.averaged()
-
-    def add(self, rows: Tensor, weight: float) -> None:
-        """Add ``weight``·Σ xxᵀ of ``rows (..., r, k)``."""
-        self.value.add_(matmul(rows.mT, rows), alpha=weight)
-
-
-@final
-class FullBasis(Basis):
-    """One matrix of moments ``(..., k, k)`` and one orthogonal matrix: the paper's.
+class GramBasis(Basis):
+    """A basis that follows from a whole matrix of moments ``(..., k, k)``.
 
     Args:
         lead: leading dimensions.
         size: k.
         init: the moments start as this times the identity, or None to start from the first statistics.
         options: dtype and device.
-        precision: of rotations, see ``linalg.precision``.
     """
 
-    def __init__(
-        self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any], precision: str = "float32"
-    ):
+    def __init__(self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any]):
         self.size = size
-        self._gram = GramAverage(lead, size, init, options)
-        self.q = torch.eye(size, **options).repeat(*lead, 1, 1)
-        self.dtype = product_dtype(precision, size, self.q.dtype, self.q.device)
-        self._q = self.q.to(self.dtype)  # the same tensor unless rotations have another precision
-        self._q_mT = self._q.mT  # shares its memory
         self.values = torch.full((*lead, size), init or 0.0, **options)
-        self.rotation_cost = size * size
-        self.decomposition_cost = self.q.numel() * size
+        self._gram = GramAverage(lead, size, init, options)
 
     @property
     def moments(self) -> Tensor:
@@ -225,6 +174,30 @@ class FullBasis(Basis):
         """Add to the moments and to the values."""
         self._gram.add(self.unrotate(x), weight)
         self.values.add_(x.square().sum(-2), alpha=weight)
+
+
+@final
+class FullBasis(GramBasis):
+    """One matrix of moments ``(..., k, k)`` and one orthogonal matrix: the paper's.
+
+    Args:
+        lead: leading dimensions.
+        size: k.
+        init: the moments start as this times the identity, or None to start from the first statistics.
+        options: dtype and device.
+        precision: of rotations, see ``linalg.precision``.
+    """
+
+    def __init__(
+        self, lead: tuple[int, ...], size: int, init: float | None, options: dict[str, Any], precision: str = "float32"
+    ):
+        super().__init__(lead, size, init, options)
+        self.q = torch.eye(size, **options).repeat(*lead, 1, 1)
+        self.dtype = product_dtype(precision, size, self.q.dtype, self.q.device)
+        self._q = self.q.to(self.dtype)  # the same tensor unless rotations have another precision
+        self._q_mT = self._q.mT  # shares its memory
+        self.rotation_cost = size * size
+        self.decomposition_cost = self.q.numel() * size
 
     def decompose(self) -> list[Tensor] | None:
         """Eigenvalues and eigenvectors."""
@@ -352,12 +325,6 @@ class IdentityBasis(Basis):
     def state(self, moments: str, side: str) -> dict[str, Tensor]:
         """The diagonal."""
         return {moments: self.values}
-
-
-def scaled_identity(mean: Tensor) -> Tensor:
-    """The identity times the mean eigenvalue of ``mean (..., k, k)``."""
-    trace = mean.diagonal(dim1=-2, dim2=-1).mean(-1)
-    return torch.diag_embed(trace.unsqueeze(-1).expand(mean.shape[:-1]))
 
 
 def mean_of_entries(mean: Tensor) -> Tensor:

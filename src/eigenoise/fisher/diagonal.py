@@ -68,7 +68,7 @@ class Diagonal(Fisher):
         """Blend the gathered mean into r with the rate of the scale (eq. 12)."""
         if self._r.blend(self._weight(ema_scale, 1), self._is_first(1)):
             self.updates[1] += 1
-            self._cache.clear()
+            self._roots.clear()
 
     def refresh(
         self,
@@ -102,7 +102,7 @@ class Diagonal(Fisher):
     def raise_to(self, G: Tensor, rate: float, damping: Damping) -> None:
         """``r ← max(r, rate·G²)``."""
         torch.maximum(self.r, G.square().mul_(rate), out=self.r)
-        self._cache.clear()
+        self._roots.clear()
 
     def posterior(self, loc: Tensor, scale: float, damping: Damping) -> Distribution:
         """Independent normals with variance scale/(r + γ)."""

@@ -82,7 +82,7 @@ class Eigen(Fisher):
             self.updates[0] += 1
         if self._R.blend(self._weight(ema_scale, 1), self._is_first(1)):
             self.updates[1] += 1
-            self._cache.clear()
+            self._roots.clear()
 
     def refresh(
         self,
@@ -104,7 +104,7 @@ class Eigen(Fisher):
             self._has_basis.fill_(True)
         else:
             self.R.copy_(change.rotate_diagonal(self.R))
-        self._cache.clear()
+        self._roots.clear()
         return True
 
     def kfac_eigenvalues(self) -> Tensor:
@@ -121,7 +121,7 @@ class Eigen(Fisher):
         else:
             values = self.factors.out.diagonal(), self.factors.inputs.diagonal()
             self.R.copy_(linalg.outer(*linalg.factored_damping(*values, damping)) - damping)
-        self._cache.clear()
+        self._roots.clear()
 
     def averages(self) -> list[Averaged]:
         """A, S and R."""
@@ -142,7 +142,7 @@ class Eigen(Fisher):
     def raise_to(self, G: Tensor, rate: float, damping: Damping) -> None:
         """R ← max(R, rate·G²)."""
         torch.maximum(self.R, G.square().mul_(rate), out=self.R)
-        self._cache.clear()
+        self._roots.clear()
 
     def posterior(self, loc: Tensor, scale: float, damping: Damping) -> Distribution:
         """The EMVG with variance scale/(R + γ) in the basis (eqs 13, 14)."""

@@ -80,7 +80,7 @@ class Kronecker(Fisher):
             V.copy_(change.rotate(V))
         for diagonal in diagonals:
             diagonal.copy_(change.rotate_diagonal(diagonal))
-        self._cache.clear()
+        self._roots.clear()
         return True
 
     def averages(self) -> list[Averaged]:
@@ -104,7 +104,7 @@ class Kronecker(Fisher):
     def raise_to(self, G: Tensor, rate: float, damping: Damping) -> None:
         """Let A and S take in G."""
         self.factors.raise_to(G, rate, _as_number(damping))
-        self._cache.clear()
+        self._roots.clear()
 
     def posterior(self, loc: Tensor, scale: float, damping: Damping) -> Distribution:
         """An eigenvalue-corrected matrix normal with exact damping, a matrix normal with factored damping (eq. 11)."""

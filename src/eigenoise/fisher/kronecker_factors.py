@@ -153,7 +153,9 @@ class KroneckerFactors:
     def rotate(self, V: Tensor) -> Tensor:
         """Q_SᵀVQ_A."""
         half = self.inputs.rotate(self._lowered(V))
-        return _as(self.out.rotate_columns(half, overwrite=half is not V), V.dtype)
+        if self.out.size > 1:  # the basis of a single output is 1
+            half = self.out.rotate_columns(half, overwrite=half is not V)
+        return _as(half, V.dtype)
 
     def unrotate(self, V: Tensor, overwrite: bool = False) -> Tensor:
         """Q_SVQ_Aᵀ, of ``(..., p, n)`` or of k matrices ``(k, ..., p, n)`` at once.
@@ -165,7 +167,9 @@ class KroneckerFactors:
         if V.ndim == self.ndim:
             low = self._lowered(V)
             half = self.inputs.unrotate(low, overwrite or low is not V)
-            return _as(self.out.unrotate_columns(half, overwrite or half is not V), V.dtype)
+            if self.out.size > 1:
+                half = self.out.unrotate_columns(half, overwrite or half is not V)
+            return _as(half, V.dtype)
         k, p = V.shape[0], V.shape[-2]  # one product for all k; no copy if memory has the order (..., p, k, n)
         columns = self.out.unrotate_columns(V.movedim(0, -2).flatten(-2)).unflatten(-1, (k, -1))
         return self.inputs.unrotate(columns.flatten(-3, -2)).unflatten(-2, (p, k)).movedim(-2, 0)

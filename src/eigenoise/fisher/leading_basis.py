@@ -15,16 +15,15 @@ import torch
 from torch import Tensor
 
 from eigenoise import linalg
-from eigenoise.fisher.bases import Basis, GramAverage, MatrixChange
+from eigenoise.fisher.bases import GramBasis, MatrixChange
 from eigenoise.linalg.kronecker import matmul
-from eigenoise.linalg.moving_average import Averaged
 from eigenoise.linalg.precision import product_dtype
 
 ITERATIONS = 2  # of the subspace; it goes on from the last one, and R is exact in whatever basis that gives
 
 
 @final
-class LeadingBasis(Basis):
+class LeadingBasis(GramBasis):
     """The ``rank`` leading eigenvectors of a side, completed by Householder reflections.
 
     Args:
@@ -48,39 +47,16 @@ class LeadingBasis(Basis):
         options: dict[str, Any],
         precision: str = "float32",
     ):
-        self.size, self.rank = size, rank
-        self._gram = GramAverage(lead, size, init, options)
+        super().__init__(lead, size, init, options)
+        self.rank = rank
         start = torch.randn(size, rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         self.vectors = torch.linalg.qr(start)[0].to(**options).repeat(*lead, 1, 1)
-        self.values = torch.full((*lead, size), init or 0.0, **options)
         self.dtype = product_dtype(precision, size, self.vectors.dtype, self.vectors.device)
         self._exact = torch.empty_like(self.vectors), torch.empty_like(self.vectors)  # Y and W = Y·Tᵀ, (..., n, k)
         self._Y, self._W = (part.to(self.dtype) for part in self._exact)  # the same tensors unless precision is lower
         self.rotation_cost = 2 * rank * size
         self.decomposition_cost = (ITERATIONS + 1) * rank * size * self.values.numel()
         self.sync()
-
-    @property
-    def moments(self) -> Tensor:
-        """The moving average of the moments, ``(..., n, n)``."""
-        return self._gram.value
-
-    def update(self, x: Tensor, count: int) -> None:
-        """Gather Σ xxᵀ."""
-        self._gram.update(x, count)
-
-    def commit(self, rate: float, first: bool) -> None:
-        """Blend into the moments."""
-        self._gram.commit(rate, first)
-
-    def averages(self) -> list[Averaged]:
-        """The moments."""
-        return [self._gram.averaged()]
-
-    def add(self, x: Tensor, weight: float) -> None:
-        """Add to the moments and to the values."""
-        self._gram.add(self.unrotate(x), weight)
-        self.values.add_(x.square().sum(-2), alpha=weight)
 
     def decompose(self) -> list[Tensor] | None:
         """The leading eigenvectors, by subspace iteration from the current ones and a Rayleigh–Ritz step."""

@@ -32,7 +32,8 @@ def at_least_float32(f: Tensor) -> Tensor:
 def check_real_targets(y: Tensor, shape: torch.Size) -> None:
     """Raise TypeError or ValueError unless ``y`` is a floating-point tensor of exactly this ``shape``."""
     checks.floating("y", y)
-    checks.shape("y", y, tuple(shape), "use y.unsqueeze(-1)" if y.shape == shape[:-1] else "")
+    if y.shape != shape:
+        checks.shape("y", y, tuple(shape), "use y.unsqueeze(-1)" if y.shape == shape[:-1] else "")
 
 
 class Likelihood(ABC):
@@ -163,7 +164,7 @@ class Likelihood(ABC):
         if isinstance(y, Tensor):
             if self.stack is not None and y.ndim == f.ndim - 2 + self.target_axes:
                 y = y.expand(f.shape[0], *y.shape)
-            y = y.to(f.dtype) if y.is_floating_point() else y
+            y = y.to(f.dtype) if y.dtype != f.dtype and y.is_floating_point() else y
         self.check(f, y)
         return f, y
 

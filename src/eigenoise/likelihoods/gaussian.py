@@ -56,22 +56,40 @@ class GaussianLikelihood(Likelihood):
         self.precision = None if precision is None else checks.number("precision", precision, open_low=True)
         self.method = checks.choice("update", update, UPDATES)
         self.lr = checks.number("lr", lr, open_low=True)
-        shape = () if stack is None else (stack,)
-        # q(τ) starts with the prior's shape and mean 1: targets are usually standardised.
-        self.a, self.b = (torch.full(shape, self.prior[0], dtype=torch.float64) for _ in range(2))
-        self.residual = torch.zeros(shape, dtype=torch.float64)  # mean squared residual, summed over the d outputs
+        # q(τ) starts with the prior's shape and mean 1: targets are usually standardised. What is known of each model
+        # are plain numbers, as operations on tensors of so few cost more.
+        models = stack or 1
+        self._a, self._b = [self.prior[0]] * models, [self.prior[0]] * models
+        self._residual = [0.0] * models
+        self._digamma: list[float] | None = None  # ψ(a)
         self.steps = 0
         self._pending = PendingMean()  # squared residuals of the current step
         self._outputs = 1
         self._adam = LogAdam(lr)
-        self._moments_cache: tuple[list[float], list[float]] | None = None  # E[τ] and ½·(E[log τ] − log 2π)
-        self._closed_form_a: float | None = None  # the value that fills ``a`` after a closed-form update
-        self._digamma: list[float] | None = None  # ψ(a)
 
     @property
     def learns_noise(self) -> bool:  # type: ignore[override]
         """Whether the precision is learned."""
         return self.precision is None
+
+    def _tensor(self, numbers: list[float]) -> Tensor:
+        """Return one number for each model as ``()`` or ``(s,)``."""
+        return torch.tensor(numbers[0] if self.stack is None else numbers, dtype=torch.float64)
+
+    @property
+    def a(self) -> Tensor:
+        """The shape of q(τ), ``()`` or ``(s,)``."""
+        return self._tensor(self._a)
+
+    @property
+    def b(self) -> Tensor:
+        """The rate of q(τ), ``()`` or ``(s,)``."""
+        return self._tensor(self._b)
+
+    @property
+    def residual(self) -> Tensor:
+        """The mean squared residual, summed over the d outputs, ``()`` or ``(s,)``."""
+        return self._tensor(self._residual)
 
     @property
     def posterior(self) -> Gamma:
@@ -87,7 +105,7 @@ class GaussianLikelihood(Likelihood):
     @property
     def tau(self) -> Tensor:
         """The mean E[τ], ``()`` or ``(s,)``."""
-        return self.a / self.b if self.precision is None else torch.full_like(self.b, self.precision)
+        return self._tensor(self._host_moments()[0])
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Require targets of the shape of ``f``."""
@@ -96,24 +114,24 @@ class GaussianLikelihood(Likelihood):
     def log_prob(self, f: Tensor, y: Tensor) -> Tensor:
         """Return E_q[log N(y; f, 1/τ)], summed over the d outputs, ``(..., b)``."""
         tau, normaliser = self._moments(f)
-        return torch.sub(f.shape[-1] * normaliser, tau * _squares(f, y).sum(-1), alpha=0.5)
+        return f.shape[-1] * normaliser - 0.5 * tau * _squares(f, y).sum(-1)
 
     def sample(self, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Sample ``f + noise`` with noise of precision E[τ], ``(..., b, d)``."""
         noise = torch.randn(f.shape, generator=generator, dtype=f.dtype, device=f.device)
-        return f + noise / self._moments(f)[0].unsqueeze(-1).sqrt()
+        return f + noise / self._tau(f) ** 0.5
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """Return E[τ]·(y − f), ``(..., b, d)``."""
-        return self._moments(f)[0].unsqueeze(-1) * (y - f)
+        return self._tau(f) * (y - f)
 
     def fisher_vectors(self, f: Tensor) -> Tensor:
         """Return √E[τ] along each output, ``(d, ..., b, d)``."""
-        return scaled_unit_vectors(self._moments(f)[0].unsqueeze(-1).sqrt().expand(f.shape))
+        return scaled_unit_vectors(torch.ones_like(f) * self._tau(f) ** 0.5)
 
     def predictive(self, f: Tensor, generator: torch.Generator | None = None) -> GaussianMixture:
         """Return a mixture of normals; with a posterior over τ, each weight sample has its own sample of τ."""
-        shape = (f.shape[0], *self.residual.shape)
+        shape = (f.shape[0], *self.a.shape)
         if self.precision is None:
             device = f.device if generator is None else generator.device
             unit = torch._standard_gamma(self.a.to(device).expand(shape).contiguous(), generator)
@@ -133,7 +151,7 @@ class GaussianLikelihood(Likelihood):
     def kl(self) -> Tensor:
         """Return KL(q(τ) ‖ Gam(a₀, b₀)), ``()`` or ``(s,)``; 0 for a known precision."""
         if self.precision is not None:
-            return torch.zeros_like(self.residual)
+            return torch.zeros_like(self.a)
         q = self.posterior
         prior = Gamma(torch.full_like(q.rate, self.prior[0]), torch.full_like(q.rate, self.prior[1]))
         return kl_divergence(q, prior)
@@ -150,18 +168,17 @@ class GaussianLikelihood(Likelihood):
 
     def _record(self, squares: Tensor, f: Tensor) -> None:
         if self.precision is None:
-            self._pending.add(squares.double(), self.terms(f))
+            self._pending.add(squares, self.terms(f))
             self._outputs = f.shape[-1]
 
     def _loss(self, f: Tensor, y: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """Return ½·E[τ]·Σ(y − f)²/b − d·½·(E[log τ] − log 2π), summed over models, in few operations."""
         squares, weight = self._sum_of_squares(f, y), 0.5 / self.terms(f)
+        tau, normaliser = self._moments(f)
         if self.stack is None:
-            (precision,), (log_normaliser,) = self._host_moments()
-            constant = torch.full((), -f.shape[-1] * log_normaliser, dtype=f.dtype, device=f.device)
-            loss = torch.add(constant, squares, alpha=weight * precision)
+            constant = torch.full((), -f.shape[-1] * normaliser, dtype=f.dtype, device=f.device)
+            loss = torch.add(constant, squares, alpha=weight * tau)
         else:
-            tau, normaliser = self._moments(f)
             loss = torch.add(-f.shape[-1] * normaliser.sum(), torch.dot(tau.flatten(), squares), alpha=weight)
         detached, output = squares.detach(), f.detach()
         return loss, lambda: self._record(detached, output)
@@ -171,19 +188,20 @@ class GaussianLikelihood(Likelihood):
         if self._pending.total is None:
             return
         self.steps += 1
+        count = self._pending.count
+        residuals = [total / count for total in self._pending.total.view(-1).tolist()]
+        self._pending.clear()
         if self.method == "closed-form":
-            rate = max(1 / self.steps, min(1.0, self._pending.count / (samples * num_data)))
-            self._pending.blend_into(self.residual, rate)
+            rate = max(1 / self.steps, min(1.0, count / (samples * num_data)))
+            self._residual = [old + rate * (new - old) for old, new in zip(self._residual, residuals, strict=True)]
             a = self._optimal_a(num_data)
-            if a != self._closed_form_a:  # constant while N is
-                self.a.fill_(a)
-                self._closed_form_a, self._digamma = a, None
-            self.b = self.prior[1] + 0.5 * num_data * self.residual
+            if a != self._a[0]:  # constant while N is
+                self._a, self._digamma = [a] * len(self._a), None
+            self._b = [self.prior[1] + 0.5 * num_data * residual for residual in self._residual]
         else:
-            self._pending.blend_into(self.residual, 1.0)
-            self.a, self.b = self._adam.step((self.a, self.b), self._elbo_gradient(num_data) / -num_data)
-            self._digamma = None
-        self._moments_cache = None
+            self._residual = residuals
+            ab = self._adam.step((self.a, self.b), self._elbo_gradient(num_data) / -num_data)
+            (self._a, self._b), self._digamma = ab.view(2, -1).tolist(), None
 
     def _optimal_a(self, num_data: int) -> float:
         """Return the optimum of a, whatever b is."""
@@ -191,10 +209,10 @@ class GaussianLikelihood(Likelihood):
 
     def _elbo_gradient(self, num_data: int) -> Tensor:
         """Return the gradient of N·E_q[log N(y; f, 1/τ)] − KL(q ‖ prior) by (log a, log b), ``(2, ...)``."""
-        optimum = self._optimal_a(num_data)
+        optimum, a = self._optimal_a(num_data), self.a
         ratio = (self.residual * (0.5 * num_data) + self.prior[1]) / self.b
-        by_log_a = self.a * ((optimum - self.a) * torch.polygamma(1, self.a) - ratio + 1)
-        return torch.stack([by_log_a, self.a * ratio - optimum])
+        by_log_a = a * ((optimum - a) * torch.polygamma(1, a) - ratio + 1)
+        return torch.stack([by_log_a, a * ratio - optimum])
 
     def averages(self) -> list[Averaged]:
         """Return the mean squared residual if the precision is learned."""
@@ -226,31 +244,34 @@ class GaussianLikelihood(Likelihood):
                 raise ValueError(f"GaussianLikelihood: the state must hold {name!r}, got {sorted(state)}")
             if name != "steps":
                 checks.shape(f"GaussianLikelihood: {name}", state[name], tuple(self.a.shape))
-        self.a, self.b, self.residual = (state[name].detach().to("cpu", copy=True) for name in ("a", "b", "residual"))
+        self._a, self._b, self._residual = (state[name].reshape(-1).tolist() for name in ("a", "b", "residual"))
         self.steps = int(state["steps"])
         self._adam.load_state_dict(state)
         self.discard()
-        self._moments_cache = self._closed_form_a = self._digamma = None
+        self._digamma = None
 
-    def _moments(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return E[τ] and ½·(E[log τ] − log 2π) like ``f``, broadcastable to ``(..., s, b)`` or ``(..., b)``."""
-        tau, normaliser = torch.tensor(self._host_moments(), dtype=f.dtype, device=f.device).unsqueeze(-1)
-        return (tau, normaliser) if self.stack else (tau[0], normaliser[0])
+    def _tau(self, f: Tensor) -> Any:
+        """Return E[τ] as a number, or for a stack as ``(s, 1, 1)`` like ``f``."""
+        tau, _ = self._moments(f)
+        return tau if self.stack is None else tau.unsqueeze(-1)
+
+    def _moments(self, f: Tensor) -> tuple[Any, Any]:
+        """Return E[τ] and ½·(E[log τ] − log 2π) as numbers, or for a stack as ``(s, 1)`` like ``f``."""
+        moments = self._host_moments()
+        if self.stack is None:
+            return moments[0][0], moments[1][0]
+        tau, normaliser = torch.tensor(moments, dtype=f.dtype, device=f.device).unsqueeze(-1)
+        return tau, normaliser
 
     def _host_moments(self) -> tuple[list[float], list[float]]:
-        """Return the same as numbers, one for each model; kept until q(τ) moves."""
-        if self._moments_cache is None:
-            if self.precision is not None:
-                tau = [self.precision] * self.b.numel()
-                logs = [math.log(self.precision)] * self.b.numel()
-            else:
-                if self._digamma is None:
-                    self._digamma = torch.digamma(self.a).view(-1).tolist()
-                b = self.b.view(-1).tolist()
-                tau = [x / y for x, y in zip(self.a.view(-1).tolist(), b, strict=True)]
-                logs = [x - math.log(y) for x, y in zip(self._digamma, b, strict=True)]
-            self._moments_cache = tau, [0.5 * (log - LOG_2PI) for log in logs]
-        return self._moments_cache
+        """Return the same as numbers, one for each model."""
+        if self.precision is not None:
+            models = len(self._b)
+            return [self.precision] * models, [0.5 * (math.log(self.precision) - LOG_2PI)] * models
+        if self._digamma is None:
+            self._digamma = torch.digamma(self.a).view(-1).tolist()
+        tau = [a / b for a, b in zip(self._a, self._b, strict=True)]
+        return tau, [0.5 * (psi - math.log(b) - LOG_2PI) for psi, b in zip(self._digamma, self._b, strict=True)]
 
 
 class LogAdam:

@@ -43,6 +43,8 @@ class Product:
 
     def bound(self) -> Tensor:
         """A number that no entry's size exceeds: finite only if they all are."""
+        if self.left is self.right:
+            return self.left.square().sum()
         return (self.left.abs().sum(-1) * self.right.abs().sum(-1)).sum()
 
     def is_small(self, beside: int = 0) -> bool:
@@ -79,7 +81,7 @@ class PendingMean:
             return False
         keep = 1.0 - rate
         if self.total is not None:
-            average.lerp_(self.total.div_(self.count).to(average.device), rate)
+            average.lerp_(self.total.div_(self.count), rate)
             keep = 1.0
         for product in self.products:
             product.add_to(average, keep, rate / self.count)

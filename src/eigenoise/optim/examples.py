@@ -17,11 +17,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from eigenoise.layers.hooks import Call, Capture
 from eigenoise.layers.matrix_layer import Grouping, MatrixLayer
+from eigenoise.likelihoods.base import at_least_float32
 
 MIN_AGREEMENT = 0.999  # of gradients with signs changed; what is missing enters R with its root
 MIN_AGREEMENT_HALF = 0.99  # in bfloat16 or float16
 MIN_SIGNS = 64  # drawn in all; few examples are looked at several times
 MIN_AGREEMENT_BATCH_NORM = 0.3  # batch norm couples all rows of a batch a little
+NEGLIGIBLE = 1e-16  # a square so much smaller than another example's may have lost its digits on the way
+MAX_PARTS, MIN_PART = 4, 1 << 20  # layers are looked at in parts of so many numbers, to hold fewer at once
 
 
 class Match(NamedTuple):
@@ -103,16 +106,22 @@ class ExampleMatcher:
         weights = torch.randn(len(vectors), generator=generator).to(vectors)  # vectors alone may add up to nothing
         combined, shape = torch.tensordot(weights, vectors, 1), (-1, *(1,) * (f.ndim - 1 - axis))
         agreements: dict[tuple, list[Tensor]] = {key: [] for key in calls}  # for each draw and way
-        for _ in range(-(-MIN_SIGNS // examples)):
+
+        def look(part: list[tuple]) -> None:
             signs = torch.randint(2, (examples,), generator=generator).mul_(2).sub_(1).to(vectors)
             turned = (combined * signs.reshape(shape)).unsqueeze(0)
-            second, _ = capture.backward(f, turned, [call for call, _ in calls.values()], bare=False)
-            for (key, (call, g)), g_turned in zip(calls.items(), second, strict=True):
+            second, _ = capture.backward(f, turned, [calls[key][0] for key in part], bare=False)
+            for key, g_turned in zip(part, second, strict=True):
+                call, g = calls[key]
                 ways = call.layer.groupings(call.x, examples)
                 if g_turned is not None and ways:
                     first = torch.tensordot(weights.to(g), g, 1)
                     own = [_agreement(call.layer, first, g_turned[0], signs, way) for way in ways]
                     agreements[key].append(torch.stack(own))
+
+        for part in _parts(calls):
+            for _ in range(-(-MIN_SIGNS // examples)):
+                look(part)
         for key, (call, g) in calls.items():
             if not bool(g.any()):
                 continue  # nothing can be seen from it yet
@@ -138,13 +147,30 @@ def _keys(used: Sequence[tuple[Call, Tensor]], examples: int) -> list[tuple]:
     return keys
 
 
+def _parts(calls: dict[tuple, tuple[Call, Tensor]]) -> list[list[tuple]]:
+    """The keys in their order, as parts whose gradients have about equally many numbers."""
+    most = max(MIN_PART, sum(g.numel() for _, g in calls.values()) / MAX_PARTS)
+    parts: list[list[tuple]] = [[]]
+    size = 0.0
+    for key, (_, g) in calls.items():
+        if parts[-1] and size + g.numel() > most and len(parts) < MAX_PARTS:
+            parts.append([])
+            size = 0.0
+        parts[-1].append(key)
+        size += g.numel()
+    return parts
+
+
 def _stacked_rows(layer: MatrixLayer, g: Tensor) -> int:
     return layer.gradient_rows(g[0], None).shape[-3]
 
 
 def _agreement(layer: MatrixLayer, first: Tensor, second: Tensor, signs: Tensor, way: Grouping) -> Tensor:
     """How far ``second`` is ``first`` with the signs of examples, a mean over examples: 1 if each row is its own."""
-    a, b = (layer.gradients(g, len(signs), way).double() for g in (first, second))
+    a, b = (layer.gradients(at_least_float32(g), len(signs), way) for g in (first, second))
+    size = torch.stack(torch.aminmax(a)).abs().max()
+    a = a / size  # else the squares of small gradients would vanish
     axes = tuple(axis for axis in range(a.ndim) if axis != a.ndim - 3)
-    products, squares = (a * b).sum(axes) * signs.double(), a.square().sum(axes)
-    return (products[squares > 0] / squares[squares > 0]).mean()
+    products, squares = (a * b).sum(axes) * signs.to(a) / size, a.square().sum(axes)
+    counts = squares > NEGLIGIBLE * squares.max()
+    return (products[counts] / squares[counts]).mean()

@@ -14,7 +14,7 @@ from eigenoise.fisher import Fisher
 from eigenoise.fisher.base import Damping
 from eigenoise.layers.matrix_layer import BareParameter, MatrixLayer
 from eigenoise.optim.priors import LayerPrior
-from eigenoise.optim.step_size import move_damping
+from eigenoise.optim.step_size import SQUARES_RATE, move_damping
 from eigenoise.optim.weight_swap import Group, Slot
 
 
@@ -134,6 +134,13 @@ class FisherSlot(Slot):
         """Coordinates of the gradient in the Fisher's basis: the first stage of eq. 4."""
         rotated = self.fisher.rotate(self.gradient)
         self.coordinates = rotated.clone() if rotated is self.gradient else rotated
+
+    def update_momentum(self, group: Group) -> None:
+        """Coordinates become the new momentum, and their squares enter v; ``move`` keeps both."""
+        self.new_squares = None
+        if group["max_move"] is not None:
+            self.new_squares = self.coordinates.square().lerp_(self.squares, 1 - SQUARES_RATE)
+        self.coordinates.lerp_(self.momentum, group["momentum"])
 
     def precondition(self, group: Group, rate: float) -> tuple[Tensor, Tensor]:
         """D⁻¹m of the new momentum m, as coordinates, with D = F + γ_in + γ_ex; and mᵀD⁻¹m, ``()`` or ``(s,)``."""

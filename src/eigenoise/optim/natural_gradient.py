@@ -29,7 +29,7 @@ from eigenoise.optim.fisher_slot import FisherSlot, posterior_scale
 from eigenoise.optim.priors import check_fingerprint, layer_priors
 from eigenoise.optim.statistics import Schedule, Statistics
 from eigenoise.optim.step_control import clip_rates, raise_fishers, to_host
-from eigenoise.optim.step_size import SQUARES_RATE, check_step_size, step_size
+from eigenoise.optim.step_size import check_step_size, step_size
 from eigenoise.parallel.ddp import original_module
 from eigenoise.parallel.ranks import Ranks
 
@@ -178,13 +178,8 @@ class NaturalGradient(BayesianOptimizer):
 
     def _update_momenta(self, slots: list[FisherSlot]) -> None:
         """Moving averages of gradients and of their squares; they replace the old ones only when the step is made."""
-        coordinates = [slot.coordinates for slot in slots]
-        if self.group["max_move"] is not None:
-            squares = torch._foreach_mul(coordinates, coordinates)
-            torch._foreach_lerp_(squares, [slot.squares for slot in slots], 1 - SQUARES_RATE)
-            for slot, new in zip(slots, squares, strict=True):
-                slot.new_squares = new
-        torch._foreach_lerp_(coordinates, [slot.momentum for slot in slots], self.group["momentum"])
+        for slot in slots:
+            slot.update_momentum(self.group)
 
     def _precondition(self, slots: list[FisherSlot], rate: float) -> tuple[list[Tensor], list[Tensor]]:
         """(F + γI)⁻¹ on each momentum, as coordinates (eq. 21), and its size in that metric; γ = γ_in + γ_ex."""

@@ -25,7 +25,7 @@ FISHERS = ("sampled", "exact", "empirical")
 MIN_ROWS = 512  # of activations for A and S; where a part of the batch has fewer, more of it is used
 MIN_EXAMPLES = 16  # for R
 AUTO_FRACTION = 1 / 8
-MAX_ACTIVATIONS_PER_CHUNK = 1 << 24  # numbers in the activations of one layer that are formed at once
+MAX_ACTIVATIONS_PER_CHUNK = 1 << 22  # numbers in the activations of one layer that are formed at once
 
 
 @dataclass(frozen=True)
@@ -132,20 +132,21 @@ class Statistics:
         vectors = self._vectors(f, loss, terms)
         at_calls, at_bare = self.capture.backward(f, vectors, calls)
         used = [(call, g) for call, g in zip(calls, at_calls, strict=True) if g is not None]
-        matches = self.matcher.match(self.capture, f, vectors, used)
+        layers = _by_layer(used, self.matcher.match(self.capture, f, vectors, used))
 
         def backpropagated() -> None:
-            for calls_of_layer in _by_layer(used, matches):
+            while layers:  # each is let go of before the next, as gradients take as much memory as activations
+                calls_of_layer = layers.pop(0)
                 slot = self._slot_of[id(calls_of_layer[0].call.layer)]
                 self.seen.add(slot.name)
                 with full_precision(f.device):
                     self._take_in(slot, calls_of_layer, terms)
+                self.capture.release(matched.call for matched in calls_of_layer)
             for slot, total in zip(self._bare, at_bare, strict=True):
                 if total is not None:
                     self.seen.add(slot.name)
                     if self._scale:
                         slot.fisher.update_from_sum(total, terms)
-            self.capture.release(call for call, _ in used)
 
         return backpropagated
 

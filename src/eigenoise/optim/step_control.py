@@ -38,22 +38,26 @@ def raise_fishers(slots: Sequence[FisherSlot], dampings: Sequence[Damping], rate
         loss: of this step; if it or a gradient is not finite nothing is done, as there will be no step.
     """
     rate = min(rate, MAX_RATE)
-    roots = [slot.fisher.inverse_root(damping) for slot, damping in zip(slots, dampings, strict=True)]
-    ratios = torch._foreach_mul([slot.coordinates for slot in slots], roots)  # g/√(R + γ)
-    extremes = [extreme for ratio in ratios for extreme in torch.aminmax(ratio)]
+    pairs = list(zip(slots, dampings, strict=True))
+    extremes = [extreme for slot, damping in pairs for extreme in torch.aminmax(_ratio(slot, damping))]
     *numbers, on_host = torch.stack([*extremes, loss]).tolist()
     strains = [rate * max(low * low, high * high) for low, high in zip(numbers[::2], numbers[1::2], strict=True)]
     if not math.isfinite(sum(strains) + on_host):
         return
-    for slot, damping, ratio, strain in zip(slots, dampings, ratios, strains, strict=True):
+    for (slot, damping), strain in zip(pairs, strains, strict=True):
         if strain > 1:
-            slot.fisher.raise_to(_surprising(slot, ratio, rate), rate, damping)
+            slot.fisher.raise_to(_surprising(slot, damping, rate), rate, damping)
 
 
-def _surprising(slot: FisherSlot, ratio: Tensor, rate: float) -> Tensor:
+def _ratio(slot: FisherSlot, damping: Damping) -> Tensor:
+    """g/√(R + γ)."""
+    return slot.coordinates * slot.fisher.inverse_root(damping)
+
+
+def _surprising(slot: FisherSlot, damping: Damping, rate: float) -> Tensor:
     """The gradients of those models of a stack that did not expect them, and zeros for the others."""
     axes = tuple(range(-slot.fisher.event_dims, 0))
-    strain = ratio.square().amax(axes, keepdim=True) * rate
+    strain = _ratio(slot, damping).square().amax(axes, keepdim=True) * rate
     return slot.coordinates * torch.where(strain > 1, (MAX_RAISE / strain).clamp_max(1).sqrt(), 0)
 
 
