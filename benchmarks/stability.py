@@ -3,7 +3,7 @@
     python benchmarks/stability.py [--steps 20000] [--method noisy-ekfac,bbb] [--trouble "constant inputs"] [--no-guard]
     python benchmarks/stability.py --show
 
-Every method, λ in 1, 0.1, 0.01 and step sizes of 0.1, 0.01, 0.001, in float32, on five kinds of trouble: dead ReLUs,
+Every method, λ in 1, 0.1, 0.01 and step sizes of 0.1, 0.01, 0.001, otherwise at their defaults, in float32, on five kinds of trouble: dead ReLUs,
 constant inputs, collinear inputs, duplicate examples, and all at once with classes and a constant input of 1,000. The
 means, and a sample of the posterior at the end, are looked at for NaN. A run ends in one of these ways:
 
@@ -100,7 +100,7 @@ def train(method: str, trouble: str, kl_weight: float, lr: float, steps: int, gu
     model = network(trouble)
     likelihood = en.CategoricalLikelihood() if trouble == ALL else en.GaussianLikelihood()
     generator = torch.Generator().manual_seed(1)
-    options = {"lr": lr, "kl_weight": kl_weight, "prior_var": 1.0, "generator": generator}
+    options = {"lr": lr, "kl_weight": kl_weight, "generator": generator}
     if not guard:
         options["guard"] = False
     opt = METHODS[method](model, num_data=N, likelihood=likelihood, **options)

@@ -20,7 +20,7 @@ from typing import Any
 from eigenoise import checks
 
 MAX_MOVE = 0.05  # κ by default, in standard deviations of the prior
-SQUARES_RATE = 0.01  # of the moving average v
+SQUARES_RATE = 0.05  # of the moving average v
 
 
 def check_step_size(hyper: Mapping[str, Any]) -> None:
