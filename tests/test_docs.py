@@ -265,3 +265,9 @@ def test_attacks_on_the_page_are_those_of_the_committed_results(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     results = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
     assert benchmark("faults").table(results) in (ROOT / "docs" / "robustness.md").read_text()
+
+
+def test_learning_from_scratch_on_the_page_is_that_of_the_committed_results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    results = json.loads((ROOT / "benchmarks" / "results" / "from_scratch.json").read_text())
+    assert benchmark("from_scratch").table(results) in (ROOT / "docs" / "choosing.md").read_text()

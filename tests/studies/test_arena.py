@@ -117,11 +117,24 @@ def test_tasks_that_the_defaults_were_found_on_say_so():
 
 
 def test_networks_fit_their_inputs():
-    shapes = {"sequence": torch.zeros(2, tasks.LENGTH, dtype=torch.long)}
+    shapes = dict.fromkeys(("sequence", "recurrent"), torch.zeros(2, tasks.LENGTH, dtype=torch.long))
+    shapes["cancer"] = torch.zeros(2, 30)
     for name, task in tasks.TASKS.items():
         image = name.startswith(("convnet", "resnet"))
-        inputs = 784 if name in ("fashion", "deep", "few") else 64
+        inputs = 784 if name in ("fashion", "deep", "few", "grey") else 64
         x = shapes.get(name, torch.zeros(2, 3, 32, 32) if image else torch.zeros(2, inputs))
         if not task.classes:
             x = torch.zeros(2, next(m for m in task.network().modules() if isinstance(m, nn.Linear)).in_features)
         assert task.network()(x).shape[0] == 2
+
+
+def test_packaged_tables_are_standardised_and_counted_sequences_hold_their_class():
+    rows = tasks.named("diabetes").load(0)
+    assert rows.y.mean().abs() < 0.2
+    assert 0.8 < rows.x.std() < 1.2
+    cancer = tasks.named("cancer").load(1)
+    assert set(cancer.y.tolist()) == {0, 1}
+    sequences = tasks.named("recurrent").load(0)
+    counts = torch.stack([(sequences.x == word).sum(1) for word in range(4)], 1)
+    assert torch.equal(counts.argmax(1), sequences.y)
+    assert (counts.sort(1).values == torch.tensor([2, 2, 2, 3])).all()

@@ -142,8 +142,26 @@ def _scaled_colours(pixels: Tensor) -> Tensor:
 
 def _table(name: str) -> Callable[[int], Parts]:
     def load(seed: int) -> Parts:
-        splits = uci.canonical_splits(uci.load(name), [seed])
+        year = name == "year"  # which has one official split
+        splits = uci.year_splits()[0] if year else uci.canonical_splits(uci.load(name), [seed % uci.info(name).splits])
         return _parts(splits.x_train[0], splits.y_train[0], splits.x_test[0], splits.y_test[0], seed)
+
+    return load
+
+
+def _packaged(name: str, classes: bool) -> Callable[[int], Parts]:
+    """One of scikit-learn's own tables, four fifths of it for training."""
+
+    def load(seed: int) -> Parts:
+        from sklearn import datasets
+
+        found = getattr(datasets, f"load_{name}")()
+        x, y = torch.tensor(found.data).float(), torch.tensor(found.target)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5000 + seed))
+        train, test = order[: 4 * len(x) // 5], order[4 * len(x) // 5 :]
+        y = y.long() if classes else ((y - y[train].mean()) / y[train].std()).float().unsqueeze(-1)
+        x = (x - x[train].mean(0)) / x[train].std(0)
+        return _parts(x[train], y[train], x[test], y[test], seed)
 
     return load
 
@@ -165,6 +183,31 @@ def _sequences(seed: int) -> Parts:
     return _parts(x[:5000], y[:5000], x[5000:], y[5000:], seed, other)
 
 
+def _counts(seed: int) -> Parts:
+    """Sequences of tokens; the class is the most frequent of the tokens 0 to 3, three times to the others' two."""
+    chance = torch.Generator().manual_seed(6000 + seed)
+    rows = 5000
+    y = torch.randint(4, (rows,), generator=chance)
+    marks = torch.cat([torch.arange(4).expand(rows, 4).repeat(1, 2), y[:, None]], 1)
+    x = torch.cat([marks, torch.randint(4, VOCABULARY, (rows, LENGTH - marks.shape[1]), generator=chance)], 1)
+    x = x.gather(1, torch.rand(rows, LENGTH, generator=chance).argsort(1))
+    other = torch.randint(4, VOCABULARY, (1000, LENGTH), generator=chance)  # without marks
+    return _parts(x[:2000], y[:2000], x[2000:], y[2000:], seed, other)
+
+
+class RecurrentClassifier(nn.Module):
+    """Map tokens ``(b, t)`` to logits ``(b, 4)`` by embeddings and an LSTM's last state."""
+
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(VOCABULARY, width), nn.LSTM(width, 2 * width, batch_first=True)
+        self.head = nn.Linear(2 * width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns logits."""
+        return self.head(self.lstm(self.words(x))[0][:, -1])
+
+
 class SequenceClassifier(nn.Sequential):
     """Map tokens ``(b, t)`` to logits ``(b, 4)`` by embeddings and a small transformer encoder."""
 
@@ -181,17 +224,16 @@ class _Embedding(nn.Module):
         return self.words(x) + self.places(torch.arange(LENGTH, device=x.device))
 
 
-def convnet(batch_norm: bool) -> nn.Module:
+def convnet(batch_norm: bool, channels: int = 3, side: int = 32) -> nn.Module:
     """Six convolutions of 16, 32 and 64 channels, max pooling after each pair, and one linear layer."""
-    layers: list[nn.Module] = []
-    channels = 3
+    layers: list[nn.Module] = [nn.Unflatten(1, (channels, side, side))] if channels == 1 else []
     for size in (16, 32, 64):
         for _ in range(2):
             norm: list[nn.Module] = [nn.BatchNorm2d(size)] if batch_norm else []
             layers += [nn.Conv2d(channels, size, 3, padding=1), *norm, nn.ReLU()]
             channels = size
         layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * channels, 10))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * (side // 8) ** 2, 10))
 
 
 def _tabular(name: str, role: str, seconds: float, hidden: tuple[int, ...] = (100, 100)) -> Task:
@@ -221,6 +263,15 @@ def _tasks() -> dict[str, Task]:
         "power": _tabular("power", CHOOSING, 2),
         "wine": _tabular("wine", CHOOSING, 1),
         "energy": _tabular("energy", CHOOSING, 1),
+        "grey": Task(
+            "10,000 of Fashion-MNIST, convnet", REPORTING, _fashion(10_000), lambda: convnet(False, 1, 28), 12
+        ),
+        "recurrent": Task("2,000 sequences, LSTM", REPORTING, _counts, RecurrentClassifier, 5),
+        "cancer": Task("breast cancer, MLP 50-50", REPORTING, _packaged("breast_cancer", True), _mlp(30, 50, 50, 2), 1),
+        "diabetes": Task(
+            "diabetes, MLP 50-50", REPORTING, _packaged("diabetes", False), _mlp(10, 50, 50, 1), 1, classes=False
+        ),
+        "year": _tabular("year", REPORTING, 2),
         "naval": _tabular("naval", REPORTING, 2),
         "yacht": _tabular("yacht", REPORTING, 1),
     }
