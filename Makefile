@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-minimum check format bench arena study classification docs wheel clean
+.PHONY: demo test test-minimum check format bench arena queue study classification docs wheel clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ bench: $(VENV)/.ready  ## time a step of our methods on the small cases as a rat
 arena: $(VENV)/.ready  ## compare methods after equal CPU time, which takes hours and continues where it was
 	$(BIN)/eigenoise arena --out benchmarks/results/arena
 	$(BIN)/python benchmarks/arena_pages.py
+
+queue: $(VENV)/.ready  ## go on with the long studies, on one core at low priority, to be stopped at any time
+	$(BIN)/python benchmarks/study_queue.py
 
 RESULTS := benchmarks/results/uci
 study: $(VENV)/.ready  ## run the regression study, which takes hours and continues where it was, and redraw its pages

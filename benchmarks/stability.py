@@ -3,9 +3,10 @@
     python benchmarks/stability.py [--steps 20000] [--method noisy-ekfac,bbb] [--trouble "constant inputs"] [--no-guard]
     python benchmarks/stability.py --show
 
-Every method, λ in 1, 0.1, 0.01 and step sizes of 0.1, 0.01, 0.001, otherwise at their defaults, in float32, on five kinds of trouble: dead ReLUs,
-constant inputs, collinear inputs, duplicate examples, and all at once with classes and a constant input of 1,000. The
-means, and a sample of the posterior at the end, are looked at for NaN. A run ends in one of these ways:
+Every method, λ in 1, 0.1, 0.01 and step sizes of 0.1, 0.01, 0.001, otherwise at its defaults, in float32, on five kinds
+of trouble: dead ReLUs, constant inputs, collinear inputs, duplicate examples, and all at once with classes and an input
+that is always 1,000. The means, and a sample of the posterior at the end, are looked at for NaN. A run ends in one of
+these ways:
 
 - learned: its last 1,000 losses are below the best constant guess's;
 - no better than a guess: they are not; of these, "warned" says how many were told so by a warning;

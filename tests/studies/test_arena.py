@@ -111,7 +111,7 @@ def test_damaged_results_are_refused(tmp_path):
 def test_tasks_that_the_defaults_were_found_on_say_so():
     tables = {"protein", "concrete", "kin8nm", "power", "wine", "energy"}
     choosing = {name for name, task in tasks.TASKS.items() if task.role == tasks.CHOOSING}
-    assert choosing == {"fashion", "deep", "digits", "convnet-bn", "sequence", *tables}
+    assert choosing == {"fashion", "deep", "some", "digits", "convnet-bn", "sequence", *tables}
     assert {task.role for task in tasks.TASKS.values()} == {tasks.CHOOSING, tasks.REPORTING}
     assert len(tasks.TASKS) >= 12
 
@@ -121,7 +121,7 @@ def test_networks_fit_their_inputs():
     shapes["cancer"] = torch.zeros(2, 30)
     for name, task in tasks.TASKS.items():
         image = name.startswith(("convnet", "resnet"))
-        inputs = 784 if name in ("fashion", "deep", "few", "grey") else 64
+        inputs = 784 if name in ("fashion", "deep", "few", "some", "grey") else 64
         x = shapes.get(name, torch.zeros(2, 3, 32, 32) if image else torch.zeros(2, inputs))
         if not task.classes:
             x = torch.zeros(2, next(m for m in task.network().modules() if isinstance(m, nn.Linear)).in_features)

@@ -31,7 +31,7 @@ class NoisyEKFAC(NaturalGradient):
             ``"classification"``.
         lr: α, the largest step size.
         kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior. ``"auto"`` is 0.1, or 0.3 where
-            the likelihood learns the level of the noise; N/weights if a classifier has more than ten for each example.
+            the likelihood learns the level of the noise; 0.3·√(N/weights) if a classifier has more than nine for each.
         prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 2/n for a layer with n inputs
             and 0.01 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         prior: a posterior of earlier data in the place of N(0, ηI), for the layers that it holds. The gradient feels
@@ -183,7 +183,7 @@ class EKFAC(NaturalGradient):
             ``"classification"``.
         lr: α, the largest step size.
         kl_weight: λ, the weight of the KL term; 1 is Bayes, less is a colder posterior. ``"auto"`` is 0.1, or 0.3 where
-            the likelihood learns the level of the noise; N/weights if a classifier has more than ten for each example.
+            the likelihood learns the level of the noise; 0.3·√(N/weights) if a classifier has more than nine for each.
         prior_var: η, the variance of the prior N(0, ηI): a number, ``"fan-in"``, which is 2/n for a layer with n inputs
             and 0.01 for parameters without, or numbers by the names of modules, with ``"fan-in"`` for those not named.
         prior: a posterior of earlier data in the place of N(0, ηI), for the layers that it holds. The gradient feels

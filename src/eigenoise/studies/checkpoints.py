@@ -22,7 +22,7 @@ from eigenoise import storage
 from eigenoise.parallel.ranks import Ranks
 
 MAGIC = b"eigenoise checkpoint 1\n"
-SAVE_SECONDS, SAVE_STEPS = 300.0, 1000  # between saves, whichever comes first
+SAVE_SECONDS, SAVE_STEPS = 60.0, 1000  # between saves, whichever comes first
 
 State = dict[str, Any]
 

@@ -250,6 +250,7 @@ def _tasks() -> dict[str, Task]:
     return {
         "fashion": Task("Fashion-MNIST, MLP 400-400", CHOOSING, _fashion(), _mlp(784, 400, 400, 10), 7.5),
         "deep": Task("20,000 of Fashion-MNIST, MLP 128×6", CHOOSING, _fashion(20_000), _mlp(784, *[128] * 6, 10), 5),
+        "some": Task("2,000 of Fashion-MNIST, MLP 200", CHOOSING, _fashion(2000), _mlp(784, 200, 10), 2),
         "digits": Task("1,400 digits, MLP 200-200", CHOOSING, _small_digits, _mlp(64, 200, 200, 10), 2),
         "convnet-bn": Task("10,000 of CIFAR-10, batch norm", CHOOSING, ten_thousand, lambda: convnet(True), 12),
         "protein": _tabular("protein", CHOOSING, 2),
