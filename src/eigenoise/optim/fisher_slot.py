@@ -152,11 +152,10 @@ class FisherSlot(Slot):
                 spectrum.addcmul_(roots, precision.sqrt(), value=size)
             else:
                 spectrum.add_(roots, alpha=size * precision**0.5)
-        direction = self.coordinates / spectrum
-        momentum = spectrum.mul_(direction)  # NaN where v is too large for its dtype, so that the step is refused
+        direction = torch.div(self.coordinates, spectrum, out=spectrum)
         if self.layer.stack is None:
-            return direction, torch.dot(momentum.reshape(-1), direction.reshape(-1))
-        return direction, momentum.mul_(direction).flatten(1).sum(-1)
+            return direction, torch.dot(self.coordinates.reshape(-1), direction.reshape(-1))
+        return direction, (self.coordinates * direction).flatten(1).sum(-1)
 
     def move(self, direction: Tensor, rate: Tensor | float) -> None:
         """Mean ← mean − rate·direction, which is given as coordinates (the last stage of eq. 4); keep the momentum."""

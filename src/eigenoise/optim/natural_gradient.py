@@ -188,12 +188,14 @@ class NaturalGradient(BayesianOptimizer):
 
     def _clip(self, slots: list[FisherSlot], rate: float, sizes: list[Tensor], loss: Tensor) -> list[tuple[float, ...]]:
         """Step sizes α of the layers, one for each model, within the clips and corrected for the momentum's start."""
-        models = to_host([*sizes, loss])
+        # A step is finite even where v is not, but it would be the last one there.
+        overflows = [slot.new_squares.sum() for slot in slots if slot.new_squares is not None]
+        models = to_host([*sizes, *overflows, loss])
         if not math.isfinite(sum(map(sum, models))):
             self._stop_at_nan(loss)
         momentum, clips = self.group["momentum"], (self.group["layer_clip"], self.group["kl_clip"])
         rates = [min(rate, slot.max_rate) / (1 - momentum ** (slot.updates + 1)) for slot in slots]
-        return list(zip(*(clip_rates(rates, sizes_of_model, *clips) for *sizes_of_model, _ in models), strict=True))
+        return list(zip(*(clip_rates(rates, numbers[: len(slots)], *clips) for numbers in models), strict=True))
 
     def _move(self, slots: list[FisherSlot], directions: list[Tensor], rates: list[tuple[float, ...]]) -> None:
         """M ← M − α·Q_S·direction·Q_Aᵀ; what all models of a stack share takes the most careful one's rate."""
