@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from eigenoise.reporting.tables import EMPTY, Grid
@@ -48,15 +49,15 @@ def summary(runs: Runs, budgets: Sequence[int]) -> Grid:
             pairs = _pairs(runs, method, budget, "ll")
             if pairs:
                 better = sum(ours >= theirs for ours, theirs in pairs)
-                mean = sum(ours - theirs for ours, theirs in pairs) / len(pairs)
-                cells.append(f"{better} of {len(pairs)} ({mean:+.3f})")
+                typical = median(ours - theirs for ours, theirs in pairs)
+                cells.append(f"{better} of {len(pairs)} ({typical:+.3f})")
             else:
                 cells.append(EMPTY)
         if method != REFERENCE and any(cell != EMPTY for cell in cells):
             rows.append([about.label, *cells])
     header = ["against", *(f"{budget} × the time" for budget in budgets)]
     title = (
-        "Reporting tasks on which noisy EK-FAC's log-likelihood is at least as high, and the mean difference in nats"
+        "Reporting tasks on which noisy EK-FAC's log-likelihood is at least as high, and the median difference in nats"
     )
     return Grid(title, header, rows)
 
