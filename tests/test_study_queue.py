@@ -23,7 +23,9 @@ if kind == "fails":
 while count < (3 if kind == "short" else 1000):
     count += 1
     time.sleep(0.02)
-    steps.write_text(str(count))
+    new = out / ".new"
+    new.write_text(str(count))
+    new.replace(steps)
 (out / f"{kind}.json").write_text(json.dumps({"count": count}))
 """
 
@@ -88,7 +90,7 @@ def test_a_stopped_queue_goes_on(queue, tmp_path):
         before = counts[-1] if counts else 0
         checkpoint = tmp_path / "state" / "long" / ".checkpoint"
         for _ in range(600):
-            if checkpoint.exists() and int(checkpoint.read_text() or 0) > before + 3:
+            if checkpoint.exists() and int(checkpoint.read_text()) > before + 3:
                 break
             time.sleep(0.05)
         second = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -55,7 +55,7 @@ def test_a_calm_run_is_the_same_bit_for_bit(method):
 
 def surprised(method, *, guard, quiet=400):
     """How far one batch with a large second input moves its weights, which were flat until then, and their noise."""
-    model, opt = regression(method, guard=guard, lr=0.05, kl_weight=0.01, ema_scale=0.2, layer_clip=None, init=1.0)
+    model, opt = regression(method, guard=guard, lr=0.05, kl_weight=0.01, ema_scale=0.2, max_move=None, init=1.0)
     for _ in range(quiet):
         step(model, opt, *calm())
     x, y = calm()

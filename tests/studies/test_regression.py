@@ -43,7 +43,7 @@ def test_the_paper_preset_is_the_papers():
     assert recipe.noise["prior"] == (6.0, 6.0)
     assert (ekfac["lr"], ekfac["ema_factors"], ekfac["ema_scale"]) == (0.01, 0.001, 0.01)
     assert (ekfac["refresh_every"], ekfac["reinit_every"], ekfac["samples"]) == (5, 50, 10)
-    assert (ekfac["kl_weight"], ekfac["prior_var"], ekfac["damping"]) == (1.0, 1.0, 0.0)
+    assert (ekfac["kl_weight"], ekfac["prior_var"], ekfac["max_move"]) == (1.0, 1.0, None)
     assert PAPER.recipe("boston", "noisy-kfac").optimizer["damping_form"] == "factored"
     published = load("published")["regression"]
     assert set(published) == set(uci.SETS)
