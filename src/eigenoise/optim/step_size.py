@@ -9,7 +9,7 @@ Two rates bound a step of the momentum m, in each direction of the Fisher's basi
 
 The step is m over the sum of both denominators, so that the smaller rate counts: (α/(κ√η))·√v is an extrinsic damping
 γ_ex of its own for each direction. Early on the second bound acts almost everywhere. As α falls the first takes over,
-in steep directions first, and around a minimum it leaves an excess loss of at most α/(4B) in each direction.
+in steep directions first, and around a minimum it leaves an excess loss of at most α/(2B(2 − α)) in each direction.
 """
 
 from __future__ import annotations
